@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pool
+
+import (
+	"time"
+
+	"github.com/cohdi/cohdi-agent/internal/device"
+)
+
+// SliceDevices is the most devices a ResourceSlice holds when they consume counters or carry taints
+// (k8s.io/api/resource/v1, ResourceSliceMaxDevicesWithTaintsOrConsumesCounters).
+const SliceDevices = 64
+
+// Nowhere is the node name of a ready entry whose unit is attached to no node. No Node can have it: a
+// Node's name cannot hold an empty label's dots, and nobody names a Node in our domain.
+const Nowhere = "nowhere." + device.Driver
+
+// Model is a kind of pooled device as the configuration describes it.
+type Model struct {
+	Name device.Model
+	// Attributes are published on every entry of the model, under the same names for all models.
+	Attributes map[string]string
+	// Max is the most units of the model that one node may hold; 0 is no limit.
+	Max int
+}
+
+// Settings are the leader's times.
+type Settings struct {
+	// CoolDown is how long a unit stays idle on its node before it goes back to the pool.
+	CoolDown time.Duration
+	// ReadySettle is how long a ready entry has been tainted before its unit may be called back: an
+	// allocation decided before the taint was seen has reached the API server by then.
+	ReadySettle time.Duration
+	// AgentAway is how long an agent may be away, as in a rolling update, before its node is withdrawn.
+	AgentAway time.Duration
+	// AttachDeadline is the holder's; the leader speaks for a holder that let it pass and a while more.
+	AttachDeadline time.Duration
+}
+
+// Demand is one device that a claim was allocated from the fabric's pool (admin access aside).
+type Demand struct {
+	Attempt device.Attempt
+	// Reserved: some Pod is there to use it. An attach starts only then; that it is false again is no
+	// release, since every retry of the scheduler empties it for a moment.
+	Reserved bool
+	// Consumers are the UIDs of the Pods that the claim is reserved for.
+	Consumers []string
+	// Attached and AttachFailed are the device's conditions on the claim.
+	Attached, AttachFailed bool
+}
+
+// Node is what the leader knows of a node of its fabric.
+type Node struct {
+	Name    string
+	UID     string
+	Machine device.Machine
+	// Member: its agent says, by label, that the node belongs to this fabric.
+	Member bool
+	// AgentReady: a Pod of the agent on it is ready. AwaySince is when this observer saw that end.
+	AgentReady bool
+	AwaySince  time.Time
+	// Attachable are the models whose label the Node carries now; Idle tells the same of the idle label.
+	Attachable map[device.Model]bool
+	Idle       bool
+}
+
+// Effect is what a taint on an entry does.
+type Effect string
+
+// Effects of taints. NoTaint leaves the entry to be chosen.
+const (
+	NoTaint    Effect = ""
+	NoSchedule Effect = "NoSchedule"
+	NoExecute  Effect = "NoExecute"
+)
+
+// Offer is one entry of the pool: a way to use units.
+type Offer struct {
+	Name  string
+	Units []device.Unit
+	Model device.Model
+	// Ready: the unit is attached to Node and is handed out at once; otherwise any member node with the
+	// model's attachable label may have it attached, and the claim waits for that.
+	Ready bool
+	Node  string
+	// Effect is the entry's taint, Why its value (one word).
+	Effect Effect
+	Why    string
+	// Attributes have the same names on every entry of the pool.
+	Attributes map[string]string
+}
+
+// Offers is the whole pool in the order in which the scheduler tries it: all ready slices, then all
+// fabric slices. Units is the permanent order; unit i has its entries in slice i/SliceDevices of each
+// kind, for ever.
+type Offers struct {
+	Fabric device.FabricID
+	Units  []device.Unit
+	Ready  [][]Offer
+	OnCall [][]Offer
+}
+
+// Published is what the API server shows of the pool now.
+type Published struct {
+	// Units is the permanent order as it was published, empty where nothing is.
+	Units []device.Unit
+	// Effects are the taints that stand on each entry, by entry name.
+	Effects map[string]Effect
+	// TaintedSince is when this observer first saw the taint on the entry, by entry name.
+	TaintedSince map[string]time.Time
+}
+
+// Inventory is what the fabric manager said is free.
+type Inventory struct {
+	// Free is the count per model; a model that is missing could not be read and keeps its entries.
+	Free map[device.Model]int
+	// Leased is, per unit, the fabric device of its lease when the count was asked for: a lease that
+	// is not in it, with that device, may not be reflected in the count.
+	Leased map[device.Unit]string
+}
+
+// World is what the leader observes.
+type World struct {
+	Now       time.Time
+	Fabric    device.FabricID
+	Settings  Settings
+	Models    []Model
+	Inventory Inventory
+	Leases    []device.Lease
+	Demands   []Demand
+	Nodes     []Node
+	Published Published
+}
+
+// OpKind is what to do with a device lease.
+type OpKind string
+
+// Operations on a device lease. Each carries the version of the lease that was decided on.
+const (
+	// Create makes the lease of a unit that has none: holder, attempt, phase Assigned.
+	Create OpKind = "Create"
+	// Assign sets the attempt on a lease whose holder is that attempt's node.
+	Assign OpKind = "Assign"
+	// Clear removes an attempt that no claim has any more.
+	Clear OpKind = "Clear"
+	// Release asks the holder to give the unit back: phase Releasing.
+	Release OpKind = "Release"
+	// Drop deletes a lease in phase Assigned whose holder is away: nothing was asked of the fabric yet,
+	// and the holder cannot ask without writing to this lease first.
+	Drop OpKind = "Drop"
+)
+
+// Op is one operation on a device lease.
+type Op struct {
+	Kind OpKind
+	// Lease is the lease as observed; for Create, the lease to be made.
+	Lease device.Lease
+	// Attempt is what Assign sets and what Clear removes.
+	Attempt device.Attempt
+	// Why is for logs.
+	Why string
+}
+
+// NodeLabels are the labels that a Node should carry.
+type NodeLabels struct {
+	Node       string
+	Attachable map[device.Model]bool
+	Idle       bool
+}
+
+// Refusal is an AttachFailed to be written on every given device of a claim's allocation.
+type Refusal struct {
+	Attempts []device.Attempt
+	Reason   string
+	Message  string
+}
+
+// Plan is what follows from a World. Offers and Labels come first: a refusal is in the Plan only once
+// the World shows that the same choice cannot be made again.
+type Plan struct {
+	Ops      []Op
+	Offers   Offers
+	Labels   []NodeLabels
+	Refusals []Refusal
+	// Notes are for people: what is left alone and why.
+	Notes []string
+	// Wake is when to decide anew though nothing changed; zero is never.
+	Wake time.Time
+}
