@@ -83,6 +83,7 @@ type Driver struct {
 	// leaving are the GPUs between Drain and Undrain or Remove; the value tells whether persistence mode was
 	// on before.
 	leaving map[device.PCIAddress]bool
+	seen    map[device.PCIAddress]GPU // in the last Inventory
 }
 
 // library is a loaded library. It is never unloaded: calls are bound to it for the life of the process.
@@ -106,6 +107,7 @@ func New(o Options) *Driver {
 		status:      Status{State: StateUnknown, Reason: "not looked for yet"},
 		hung:        map[*session]struct{}{},
 		leaving:     map[device.PCIAddress]bool{},
+		seen:        map[device.PCIAddress]GPU{},
 	}
 	if d.hostRoot == "" {
 		d.hostRoot = "/"

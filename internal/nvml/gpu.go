@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -26,6 +27,9 @@ type GPU struct {
 	ComputeCapability string // "9.0"; empty where the library cannot tell
 	Persistence       bool
 	MIG               bool
+	// Draining: the driver takes no new work on it. The driver hides such a GPU, so the other fields are what
+	// was seen before; after a restart of this process there is nothing but PCI.
+	Draining bool
 
 	// Problem tells why the GPU cannot be used yet; the fields read so far are set. It is worth another look:
 	// a GPU that just came may be half initialised.
@@ -46,11 +50,12 @@ type Versions struct {
 }
 
 // Inventory lists the GPUs that the driver knows, by PCI address. It is empty, without error, where the
-// driver has none. It does not show GPUs that came since the last Rediscover, nor drained ones.
-func (d *Driver) Inventory(ctx context.Context) ([]GPU, error) {
+// driver has none. It does not show GPUs that came since the last Rediscover. The driver hides drained GPUs;
+// they are in the list if their addresses are given with onBus.
+func (d *Driver) Inventory(ctx context.Context, onBus ...device.PCIAddress) ([]GPU, error) {
 	var gpus []GPU
 	err := d.run(ctx, "list GPUs", func(s *session) error {
-		list, err := s.inventory()
+		list, err := s.inventory(onBus)
 		if err == nil {
 			s.publish(func() { gpus = list })
 		}
@@ -72,7 +77,7 @@ func (s *session) publish(set func()) {
 	}
 }
 
-func (s *session) inventory() ([]GPU, error) {
+func (s *session) inventory(onBus []device.PCIAddress) ([]GPU, error) {
 	lib, err := s.library()
 	if err != nil {
 		return nil, err
@@ -88,9 +93,60 @@ func (s *session) inventory() ([]GPU, error) {
 	if err != nil {
 		return nil, s.recover(err)
 	}
-	slices.SortFunc(gpus, func(a, b GPU) int { return a.PCI.Compare(b.PCI) })
 	s.d.noteReady(lib, len(gpus))
+	if gpus, err = s.addDraining(lib, gpus, onBus); err != nil {
+		return nil, s.recover(err)
+	}
+	slices.SortFunc(gpus, func(a, b GPU) int { return a.PCI.Compare(b.PCI) })
+	s.remember(gpus)
 	return gpus, s.letGo(lib)
+}
+
+// addDraining marks the GPUs in drain state, and adds those that are hidden by it.
+func (s *session) addDraining(lib *library, gpus []GPU, onBus []device.PCIAddress) ([]GPU, error) {
+	if !lib.has("nvmlDeviceQueryDrainState") {
+		return gpus, nil
+	}
+	for _, pci := range onBus {
+		on, err := s.queryDrain(lib, pci)
+		switch {
+		case errors.Is(err, ErrNotFound), errors.Is(err, ErrUnsupported), err == nil && !on:
+			continue
+		case err != nil:
+			return nil, err
+		}
+		i := slices.IndexFunc(gpus, func(g GPU) bool { return g.PCI == pci })
+		if i < 0 {
+			i = len(gpus)
+			gpus = append(gpus, s.remembered(pci))
+		}
+		gpus[i].Draining = true
+	}
+	return gpus, nil
+}
+
+// remember keeps what was read of each GPU, for when its drain state hides it.
+func (s *session) remember(gpus []GPU) {
+	s.d.mu.Lock()
+	defer s.d.mu.Unlock()
+	if s.gone {
+		return
+	}
+	maps.DeleteFunc(s.d.seen, func(pci device.PCIAddress, _ GPU) bool {
+		_, leaving := s.d.leaving[pci]
+		return !leaving
+	})
+	for _, g := range gpus {
+		s.d.seen[g.PCI] = g
+	}
+}
+
+func (s *session) remembered(pci device.PCIAddress) GPU {
+	s.d.mu.Lock()
+	defer s.d.mu.Unlock()
+	g := s.d.seen[pci]
+	g.PCI = pci
+	return g
 }
 
 // letGo closes the library while a GPU is about to leave and its driver cannot hide it from us by its drain

@@ -224,6 +224,12 @@ func TestDrain(t *testing.T) {
 	s := serve(t, a)
 	d := newDriver(t)
 	checkInventory(t, d, a)
+	// Not hidden from a session that saw it before.
+	s.set(func() { a.drain = 1 })
+	if got, err := d.Inventory(t.Context(), a.address(t)); err != nil || len(got) != 1 || !got[0].Draining {
+		t.Errorf("Inventory while draining = %+v, %v", got, err)
+	}
+	s.set(func() { a.drain = 0 })
 	for range 2 {
 		if err := d.Drain(t.Context(), a.address(t)); err != nil {
 			t.Fatalf("Drain: %v", err)
@@ -235,6 +241,18 @@ func TestDrain(t *testing.T) {
 	checkInventory(t, d)
 	if on, err := d.Draining(t.Context(), a.address(t)); err != nil || !on {
 		t.Errorf("Draining = %v, %v", on, err)
+	}
+	for what, d := range map[string]*Driver{"this process": d, "after a restart": newDriver(t)} {
+		got, err := d.Inventory(t.Context(), a.address(t), device.PCIAddress{Bus: 0x77})
+		if err != nil || len(got) != 1 || !got[0].Draining || got[0].PCI != a.address(t) {
+			t.Errorf("%s: Inventory with addresses = %+v, %v", what, got, err)
+		}
+		if len(got) == 1 && (got[0].UUID == "") != (what == "after a restart") {
+			t.Errorf("%s: UUID %q", what, got[0].UUID)
+		}
+		if err := d.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
 	}
 
 	if err := d.Undrain(t.Context(), a.address(t)); err != nil {
