@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package attach
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/cohdi/cohdi-agent/internal/device"
+)
+
+// What the rules answer.
+
+func (o *Observation) wait(format string, args ...any) Decision {
+	return Decision{Kind: Wait, Why: fmt.Sprintf(format, args...), Lease: o.Lease}
+}
+
+func (o *Observation) waitUntil(t time.Time, format string, args ...any) Decision {
+	d := o.wait(format, args...)
+	d.Wake = t
+	return d
+}
+
+// do is any action but Store; its lease has the address where the device is now.
+func (o *Observation) do(k Kind, format string, args ...any) Decision {
+	d := Decision{Kind: k, Why: fmt.Sprintf(format, args...), Lease: o.Lease}
+	if f := o.function(); f != nil {
+		d.Lease.PCI = f.Address
+	}
+	return d
+}
+
+// store writes the lease.
+func (o *Observation) store(format string, args ...any) Decision {
+	return Decision{Kind: Store, Why: fmt.Sprintf(format, args...), Lease: o.Lease}
+}
+
+func (o *Observation) phase(p device.Phase, why string) Decision {
+	d := o.store("%s", why)
+	d.Lease.Phase, d.Lease.ChangedAt = p, o.Now
+	d.Lease.IdleSince, d.Lease.HeldBy = time.Time{}, ""
+	d.Lease.Failure = device.Failure{}
+	return d
+}
+
+func (o *Observation) fail(reason string, blame device.Blame, format string, args ...any) Decision {
+	d := o.phase(device.Failed, reason)
+	d.Lease.Failure = device.Failure{
+		Reason: reason, Message: fmt.Sprintf(format, args...), Blame: blame,
+		RetryAfter: o.Now.Add(o.Settings.RetryAfter),
+	}
+	d.Why = d.Lease.Failure.Message
+	return d
+}
+
+func (o *Observation) list() Decision {
+	if next := o.ListTriedAt.Add(o.Settings.Busy); o.ListFault != nil && o.Now.Before(next) {
+		if d := o.deadline(); d.After(o.Now) && d.Before(next) {
+			next = d // passes meanwhile
+		}
+		return o.waitUntil(next, "the fabric manager's list could not be read: %v", o.ListFault)
+	}
+	return o.do(ListFabric, "what is attached decides")
+}
+
+func (o *Observation) lookWhileUnknown() Decision {
+	if next := o.ListTriedAt.Add(o.Settings.Look); o.Now.Before(next) {
+		return o.waitUntil(next, "the manager was asked at %s and it is not known whether it attached a device",
+			o.Lease.AskedAt.UTC().Format(time.RFC3339))
+	}
+	return o.do(ListFabric, "the outcome of the call is unknown")
+}
+
+func (o *Observation) waitForMachine() Decision {
+	return o.wait("another unit's call for this machine goes first")
+}
+
+func (o *Observation) storeIntent() Decision {
+	d := o.phase(device.Attaching, "write ahead what will be asked")
+	d.Kind = StoreIntent
+	d.Lease.SetBefore, d.Lease.AskedAt = sortedIDs(o.Here), o.Now
+	return d
+}
+
+func (o *Observation) storeDevice() Decision {
+	d := o.store("the manager attached %s", o.candidate())
+	d.Lease.FabricDevice, d.Lease.ChangedAt = o.candidate(), o.Now
+	return d
+}
+
+func (o *Observation) storeAttached() Decision {
+	uuid := o.onFabric().UUID
+	d := o.phase(device.Attached, "fabric, bus and NVML show the same GPU")
+	d.Lease.UUID, d.Lease.PCI = uuid, o.usable(uuid).Address
+	return d
+}
+
+func (o *Observation) bind() Decision {
+	f := o.unbound()
+	d := o.do(Bind, "%s has no driver", f.Address)
+	d.Lease.PCI = f.Address
+	return d
+}
+
+func (o *Observation) findHolders() Decision {
+	return o.do(FindHolders, "nobody may have it open before it goes")
+}
+
+func (o *Observation) tellHolders() Decision {
+	who := holders(o.Holders)
+	if o.Lease.HeldBy == who {
+		return o.waitUntil(o.HoldersAt.Add(o.Settings.Hold), "held open by %s", who)
+	}
+	d := o.store("held open by %s", who)
+	d.Lease.HeldBy = who
+	return d
+}
+
+func (o *Observation) waitForDetach() Decision {
+	next := o.Last.At.Add(o.Settings.Busy)
+	if o.Last.Fault == nil {
+		return o.waitUntil(next, "the manager said %s is detached, and still lists it", o.Lease.FabricDevice)
+	}
+	return o.waitUntil(next, "the manager is asked again: %v", o.Last.Fault)
+}
+
+func (o *Observation) failUnknownModel() Decision {
+	return o.fail("UnknownModel", device.BlameModel, "the agent's configuration on this node has no model %q", o.Lease.Model)
+}
+
+func (o *Observation) failRefused() Decision {
+	f := o.Last.Fault
+	d := o.fail(string(f.Class), blameOf(f.Class), "%v", f)
+	d.Lease.AskedAt, d.Lease.SetBefore = time.Time{}, nil // nothing can come of it
+	return d
+}
+
+func (o *Observation) failLate() Decision {
+	why := "the manager attached no device"
+	switch {
+	case o.refused():
+		why = o.Last.Fault.Error()
+	case o.ListFault != nil:
+		why = o.ListFault.Error()
+	case o.Last != nil && o.Last.Fault != nil:
+		why = o.Last.Fault.Error()
+	}
+	return o.fail("AttachTimeout", device.BlameUnit, "not attached within %s: %s", o.Settings.Deadline, why)
+}
+
+func (o *Observation) failUnseen() Decision {
+	d := o.fail("NotUsable", device.BlameNode, "%s was attached by the fabric manager but could not be used within %s: %s",
+		o.Lease.FabricDevice, o.Settings.Deadline, o.unseen())
+	d.Lease.UUID = o.identity()
+	if f := o.unbound(); f != nil {
+		d.Lease.PCI = f.Address // what is to be taken off the bus before it goes back
+	}
+	return d
+}

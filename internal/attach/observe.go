@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package attach
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/cohdi/cohdi-agent/internal/device"
+)
+
+// What the rules ask of an observation.
+
+// unwanted: no attempt is to be served, and nobody will set one on a lease that is being deleted.
+func (o *Observation) unwanted() bool { return o.Lease.Attempt.IsZero() || o.Lease.Deleting }
+
+// late: the attach has had its time. A lease taken by a clock ahead of ours was taken now.
+func (o *Observation) late() bool { return !o.Now.Before(o.deadline()) }
+
+func (o *Observation) deadline() time.Time {
+	return o.past(o.Lease.AcquiredAt).Add(o.Settings.Deadline)
+}
+
+// past clamps a stored time that lies in our future.
+func (o *Observation) past(t time.Time) time.Time {
+	if t.After(o.Now) {
+		return o.Now
+	}
+	return t
+}
+
+// retryAfter clamps a stored time to what this node's own back-off allows.
+func (o *Observation) retryAfter() time.Time {
+	if most := o.Now.Add(o.Settings.RetryAfter); o.Lease.Failure.RetryAfter.After(most) {
+		return most
+	}
+	return o.Lease.Failure.RetryAfter
+}
+
+// settled: what was asked can no longer take effect.
+func (o *Observation) settled() bool {
+	return o.Last != nil && o.Last.Fault != nil && o.Last.Fault.Definite() ||
+		!o.Now.Before(o.past(o.Lease.AskedAt).Add(o.Settings.Settle))
+}
+
+// refused: the last call was answered, and nothing happened.
+func (o *Observation) refused() bool {
+	return o.Last != nil && o.Last.Fault != nil && o.Last.Fault.Definite()
+}
+
+// unchanged: the machine has the very devices that were stored before the call.
+func (o *Observation) unchanged() bool { return slices.Equal(sortedIDs(o.Here), o.Lease.SetBefore) }
+
+// candidate is the device that answers the call: of the model, not there before, nobody else's.
+func (o *Observation) candidate() string {
+	for _, d := range o.Here {
+		if d.Model == o.FabricModel && !slices.Contains(o.Lease.SetBefore, d.ID) && !o.Claimed[d.ID] {
+			return d.ID
+		}
+	}
+	return ""
+}
+
+// onFabric is the unit's device in the fabric's list.
+func (o *Observation) onFabric() *device.OnFabric {
+	for i, d := range o.Here {
+		if d.ID == o.Lease.FabricDevice && d.ID != "" {
+			return &o.Here[i]
+		}
+	}
+	return nil
+}
+
+// identity is what tells the unit's device from other GPUs of this node.
+func (o *Observation) identity() device.GPUUUID {
+	if o.Lease.UUID == "" && o.onFabric() != nil {
+		return o.onFabric().UUID
+	}
+	return o.Lease.UUID
+}
+
+// function is the unit's device on the bus: where NVML shows its identity, else at the stored address
+// unless NVML shows another GPU there.
+func (o *Observation) function() *Function {
+	if g := o.usable(o.identity()); g != nil {
+		return o.functionAt(g.Address)
+	}
+	if slices.ContainsFunc(o.NVML, func(g GPU) bool { return g.Address == o.Lease.PCI }) {
+		return nil
+	}
+	return o.functionAt(o.Lease.PCI)
+}
+
+func (o *Observation) functionAt(a device.PCIAddress) *Function {
+	for i, f := range o.Bus {
+		if f.Address == a && !a.IsZero() {
+			return &o.Bus[i]
+		}
+	}
+	return nil
+}
+
+// usable is the GPU of that identity, if NVML shows it on a function that is on the bus.
+func (o *Observation) usable(id device.GPUUUID) *GPU {
+	for i, g := range o.NVML {
+		if g.UUID == id && id != "" && o.functionAt(g.Address) != nil {
+			return &o.NVML[i]
+		}
+	}
+	return nil
+}
+
+// moved is the GPU of the lease at another address than the lease says, as after a restart of the node.
+func (o *Observation) moved() *GPU {
+	if g := o.usable(o.Lease.UUID); g != nil && g.Address != o.Lease.PCI {
+		return g
+	}
+	return nil
+}
+
+// unbound is a function without a driver; unlisted one with a driver that NVML does not show.
+func (o *Observation) unbound() *Function {
+	for i, f := range o.Bus {
+		if f.Driver == "" {
+			return &o.Bus[i]
+		}
+	}
+	return nil
+}
+
+func (o *Observation) unlisted() *Function {
+	for i, f := range o.Bus {
+		if f.Driver != "" && !slices.ContainsFunc(o.NVML, func(g GPU) bool { return g.Address == f.Address }) {
+			return &o.Bus[i]
+		}
+	}
+	return nil
+}
+
+// nothingNew: every function on the bus is known to NVML as another GPU.
+func (o *Observation) nothingNew() bool { return o.unbound() == nil && o.unlisted() == nil }
+
+// due: the action was not tried lately. The kernel gets a while to show and bind a device by itself
+// before it is asked to.
+func (o *Observation) due(k Kind) bool {
+	last, pause := o.Tried[k].At, o.Settings.Retry
+	switch k {
+	case Rescan, Bind:
+		pause = o.Settings.Appear
+		if last.IsZero() {
+			last = o.past(o.Lease.ChangedAt)
+		}
+	case Drain, Remove:
+		pause = o.Settings.Hold
+	default:
+	}
+	return last.IsZero() || !o.Now.Before(last.Add(pause))
+}
+
+// nextLook is when something that does not announce itself is looked at again.
+func (o *Observation) nextLook() time.Time { return o.Now.Add(o.Settings.Retry) }
+
+func (o *Observation) mustTell() bool {
+	return !o.Lease.Attempt.IsZero() && !o.Lease.Attempt.Ready() && !o.Told
+}
+
+// prepared: a container may use the device; while the checkpoint is unknown, it may.
+func (o *Observation) prepared() bool { return o.Prepared || !o.PreparedKnown }
+
+func (o *Observation) held() bool { return len(o.Holders) > 0 }
+
+func (o *Observation) scanDue(every time.Duration) bool {
+	return o.HoldersAt.IsZero() || !o.Now.Before(o.HoldersAt.Add(every))
+}
+
+// unseen says what of the way from the bus to NVML is missing.
+func (o *Observation) unseen() string {
+	switch {
+	case o.unbound() != nil && o.unbound().Problem != "":
+		return fmt.Sprintf("%s is on the bus but cannot be used: %s", o.unbound().Address, o.unbound().Problem)
+	case o.unbound() != nil:
+		return fmt.Sprintf("%s is on the bus, no driver is bound to it", o.unbound().Address)
+	case o.unlisted() != nil && o.NVMLState != "":
+		return fmt.Sprintf("%s is on the bus, NVML does not answer: %s", o.unlisted().Address, o.NVMLState)
+	case o.unlisted() != nil:
+		return fmt.Sprintf("%s is on the bus, NVML does not show it", o.unlisted().Address)
+	default:
+		return "it has not appeared on the bus"
+	}
+}

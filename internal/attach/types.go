@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package attach
+
+import (
+	"time"
+
+	"github.com/cohdi/cohdi-agent/internal/device"
+)
+
+// Settings are the holder's times.
+type Settings struct {
+	// Deadline is how long an attach may take from the moment the lease was taken.
+	Deadline time.Duration
+	// Settle is how long a call with an unknown outcome may still take effect on the fabric. Only then
+	// may it be repeated.
+	Settle time.Duration
+	// Look is how often the fabric's list is read again while an outcome is unknown.
+	Look time.Duration
+	// Appear is how long the node waits for the kernel to show an attached device by itself before it
+	// asks for a rescan, and between two rescans.
+	Appear time.Duration
+	// Retry is how long a local action that did not help is left before it is tried again.
+	Retry time.Duration
+	// Busy is how long to wait before the manager is asked again after it said busy or was not reached.
+	Busy time.Duration
+	// Hold is how often holders of a device without a claim are looked for again.
+	Hold time.Duration
+	// RetryAfter is how long a unit that failed is left alone.
+	RetryAfter time.Duration
+}
+
+// Result is how this process's last call to the manager for this unit ended, since the lease got into
+// its present phase. After a restart there is none.
+type Result struct {
+	At time.Time
+	// Fault is nil when the manager said that it was done.
+	Fault *device.Fault
+}
+
+// Function is one PCI function of a GPU on this node's bus.
+type Function struct {
+	Address device.PCIAddress
+	// Driver is the bound kernel driver's name, empty while there is none.
+	Driver string
+	// Problem is why the kernel cannot use the function (no address space, …), if it says so.
+	Problem string
+}
+
+// GPU is one GPU as NVML sees it.
+type GPU struct {
+	Address  device.PCIAddress
+	UUID     device.GPUUUID
+	Draining bool
+}
+
+// Observation is all that decides about one unit on this node.
+type Observation struct {
+	Now      time.Time
+	Settings Settings
+	Lease    device.Lease
+	// FabricModel is the manager's word for the lease's model; empty if the configuration lacks the model.
+	FabricModel string
+
+	// Here are the machine's devices as the fabric last listed them. Fresh: the list was asked for a
+	// moment ago, and after the machine's last changing call ended.
+	Here  []device.OnFabric
+	Fresh bool
+	// ListFault is why the last listing failed, nil if it did not.
+	ListFault *device.Fault
+	// ListTriedAt is when the last listing ended, in success or not.
+	ListTriedAt time.Time
+	// Claimed are the fabric devices that other leases of this machine name.
+	Claimed map[string]bool
+
+	// Running is the action of this unit that is under way in this process, if any.
+	Running Kind
+	// MachineBusy: a changing call for another unit of this machine is under way or goes first.
+	MachineBusy bool
+	// MaySend: this process stored the intent of this very attempt and has not sent the call yet.
+	MaySend bool
+	// Last is the last call's result in this phase, nil if this process made none.
+	Last *Result
+	// Tried is when this process last ended each kind of action in this phase, and with which error.
+	Tried map[Kind]Try
+
+	// Bus is what sysfs shows; NVML what the driver's library shows. NVMLState is empty when the library
+	// answers, else why it does not.
+	Bus       []Function
+	NVML      []GPU
+	NVMLState string
+
+	// Prepared: the plugin has the device prepared for a claim; PreparedKnown is false while the
+	// checkpoint is being rebuilt.
+	Prepared      bool
+	PreparedKnown bool
+	// Holders are the processes that have the device open, for people; HoldersAt is when they were
+	// looked for, zero if not yet.
+	Holders   []string
+	HoldersAt time.Time
+	// Told: the claim shows our condition for the lease's attempt, as far as this process knows.
+	Told bool
+}
+
+// Try is the end of one local action.
+type Try struct {
+	At  time.Time
+	Err error
+}
+
+// Kind is what to do.
+type Kind string
+
+// The actions. Each is done once; then the world is observed again.
+const (
+	// Wait does nothing until something changes or Decision.Wake.
+	Wait Kind = "Wait"
+
+	// ListFabric reads the devices that the fabric lists on this machine.
+	ListFabric Kind = "ListFabric"
+	// SendAttach asks the manager for one device of the model. The intent is stored before.
+	SendAttach Kind = "SendAttach"
+	// SendDetach asks the manager to take Decision.Lease.FabricDevice from this machine.
+	SendDetach Kind = "SendDetach"
+
+	// Store writes Decision.Lease.
+	Store Kind = "Store"
+	// StoreIntent writes Decision.Lease, and once that is stored SendAttach may follow.
+	StoreIntent Kind = "StoreIntent"
+	// Delete forgets the lease: the unit is back in the pool.
+	Delete Kind = "Delete"
+
+	// Rescan asks the kernel to look for devices; Bind asks it to bind the driver to Decision.Lease.PCI.
+	Rescan Kind = "Rescan"
+	Bind   Kind = "Bind"
+	// Discover makes NVML see what has come or gone.
+	Discover Kind = "Discover"
+	// FindHolders looks for processes that have the device open.
+	FindHolders Kind = "FindHolders"
+	// Drain tells the driver to give the GPU up; Undrain takes that back; Remove takes it off the bus.
+	Drain   Kind = "Drain"
+	Undrain Kind = "Undrain"
+	Remove  Kind = "Remove"
+
+	// Tell writes Attached=True on the claim.
+	Tell Kind = "Tell"
+)
+
+// Kinds returns every action, for metrics that exist from the start and for tests.
+func Kinds() []Kind {
+	return []Kind{
+		Wait, ListFabric, SendAttach, SendDetach, Store, StoreIntent, Delete, Rescan, Bind, Discover,
+		FindHolders, Drain, Undrain, Remove, Tell,
+	}
+}
+
+// Decision is the next action and why.
+type Decision struct {
+	Kind Kind
+	// Why is for the person who asks what this unit waits for.
+	Why string
+	// Lease is the lease to write, for Store and StoreIntent; else the lease as observed, with PCI set
+	// to the function that Bind is for.
+	Lease device.Lease
+	// Wake is when to look again though nothing changed; zero is never.
+	Wake time.Time
+}

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package leader
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/cohdi/cohdi-agent/internal/device"
+	"github.com/cohdi/cohdi-agent/internal/pool"
+)
+
+// Config is what a Loop is made of; every field is required.
+type Config struct {
+	Fabric   device.FabricID
+	Models   func() []pool.Model
+	Settings pool.Settings
+
+	// CountEvery is how often the manager is asked what is free; it is asked anew when a lease has come
+	// or gone, at most every CountPause.
+	CountEvery, CountPause time.Duration
+	// Debounce gathers a burst of changes into one plan. Retry is the pause after a step that failed.
+	Debounce, Retry time.Duration
+	// CallDeadline bounds a call to the manager, WriteDeadline one to the API server.
+	CallDeadline, WriteDeadline time.Duration
+
+	Leases    Leases
+	Claims    Claims
+	Nodes     Nodes
+	Publisher Publisher
+	Manager   Fabric
+	Election  Election
+	Observer  Observer
+	Clock     clock.WithTicker
+}
+
+// Loop runs the policy of one fabric during one term of leadership.
+type Loop struct {
+	cfg   Config
+	poked chan struct{}
+
+	taints  map[string]time.Time // since when a taint was seen, by entry
+	away    map[string]time.Time // since when an agent was seen away, by node
+	counted time.Time            // when the manager was last asked
+
+	mu        sync.Mutex // guards the following, written by the count that runs beside the loop
+	inventory pool.Inventory
+	counting  bool
+}
+
+// New returns a loop for one term.
+func New(cfg Config) *Loop {
+	return &Loop{
+		cfg: cfg, poked: make(chan struct{}, 1),
+		taints: map[string]time.Time{}, away: map[string]time.Time{},
+		inventory: pool.Inventory{Free: map[device.Model]int{}, Leased: map[device.Unit]string{}},
+	}
+}
+
+// Poke asks for a look. It never blocks.
+func (l *Loop) Poke() {
+	select {
+	case l.poked <- struct{}{}:
+	default:
+	}
+}
+
+// Run leads until ctx ends.
+func (l *Loop) Run(ctx context.Context) {
+	for ctx.Err() == nil {
+		pause := l.cfg.CountEvery
+		if wake := l.Step(ctx); !wake.IsZero() {
+			pause = min(pause, max(wake.Sub(l.cfg.Clock.Now()), 0))
+		}
+		if !l.sleep(ctx, pause, l.poked) {
+			return
+		}
+		if !l.sleep(ctx, l.cfg.Debounce, nil) {
+			return
+		}
+	}
+}
+
+// sleep waits for the pause or a poke; false is the end of ctx.
+func (l *Loop) sleep(ctx context.Context, pause time.Duration, poke <-chan struct{}) bool {
+	timer := l.cfg.Clock.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-poke:
+	case <-timer.C():
+	}
+	return true
+}
+
+// Step observes, decides and carries out once. It returns when to look again though nothing changed.
+func (l *Loop) Step(ctx context.Context) time.Time {
+	published, ok := l.cfg.Publisher.Published()
+	if !ok {
+		return l.cfg.Clock.Now().Add(l.cfg.Retry) // permanence needs to know what was published before
+	}
+	w := l.observe(published)
+	l.count(ctx, w.Leases)
+	plan := pool.Decide(w)
+	l.cfg.Observer.Decided(ctx, plan)
+	l.cfg.Publisher.Publish(ctx, plan.Offers)
+	failed := l.label(ctx, w, plan)
+	for _, r := range plan.Refusals {
+		failed = l.refuse(ctx, r) || failed
+	}
+	for _, o := range plan.Ops {
+		failed = l.operate(ctx, o) || failed
+	}
+	wake := l.recount(plan.Wake)
+	if retry := l.cfg.Clock.Now().Add(l.cfg.Retry); failed && (wake.IsZero() || retry.Before(wake)) {
+		wake = retry
+	}
+	return wake
+}
+
+// observe gathers the World.
+func (l *Loop) observe(published pool.Published) pool.World {
+	now := l.cfg.Clock.Now()
+	published.TaintedSince = l.sinceTainted(published.Effects, now)
+	nodes := l.cfg.Nodes.List(l.cfg.Fabric)
+	seen := map[string]time.Time{}
+	for i := range nodes {
+		if nodes[i].AgentReady {
+			continue
+		}
+		since, known := l.away[nodes[i].Name]
+		if !known {
+			since = now
+		}
+		seen[nodes[i].Name], nodes[i].AwaySince = since, since
+	}
+	l.away = seen
+	l.mu.Lock()
+	inventory := pool.Inventory{Free: maps.Clone(l.inventory.Free), Leased: maps.Clone(l.inventory.Leased)}
+	l.mu.Unlock()
+	return pool.World{
+		Now: now, Fabric: l.cfg.Fabric, Settings: l.cfg.Settings, Models: l.cfg.Models(), Inventory: inventory,
+		Leases: l.cfg.Leases.List(), Demands: l.cfg.Claims.Demands(), Nodes: nodes, Published: published,
+	}
+}
+
+func (l *Loop) sinceTainted(effects map[string]pool.Effect, now time.Time) map[string]time.Time {
+	seen := map[string]time.Time{}
+	for entry, effect := range effects {
+		if effect == pool.NoTaint {
+			continue
+		}
+		seen[entry] = now
+		if since, known := l.taints[entry]; known {
+			seen[entry] = since
+		}
+	}
+	l.taints = seen
+	return maps.Clone(seen)
+}
+
+// count asks the manager beside the loop when it is time, or when the devices that are leased are not
+// those of the last count.
+func (l *Loop) count(ctx context.Context, leases []device.Lease) {
+	leased := map[device.Unit]string{}
+	for _, lease := range leases {
+		if lease.FabricDevice != "" {
+			leased[lease.Unit] = lease.FabricDevice
+		}
+	}
+	now := l.cfg.Clock.Now()
+	l.mu.Lock()
+	same := maps.Equal(leased, l.inventory.Leased)
+	due := l.counted.IsZero() || !now.Before(l.counted.Add(l.cfg.CountEvery)) || !same && !now.Before(l.counted.Add(l.cfg.CountPause))
+	start := due && !l.counting
+	l.counting = l.counting || start
+	l.mu.Unlock()
+	if !start {
+		return
+	}
+	l.counted = now
+	models := l.cfg.Models()
+	names := make([]device.Model, 0, len(models))
+	for _, m := range models {
+		names = append(names, m.Name)
+	}
+	go func() {
+		call, cancel := context.WithTimeout(ctx, l.cfg.CallDeadline)
+		defer cancel()
+		free, err := l.cfg.Manager.Free(call, names)
+		l.cfg.Observer.Counted(ctx, free, err)
+		l.mu.Lock()
+		l.counting = false
+		if len(free) > 0 || err == nil {
+			l.inventory = pool.Inventory{Free: free, Leased: leased}
+		}
+		l.mu.Unlock()
+		l.Poke()
+	}()
+}
+
+// recount makes the loop look again when a count is due before the plan's own time.
+func (l *Loop) recount(wake time.Time) time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	leased := map[device.Unit]string{}
+	for _, lease := range l.cfg.Leases.List() {
+		if lease.FabricDevice != "" {
+			leased[lease.Unit] = lease.FabricDevice
+		}
+	}
+	if l.counting || maps.Equal(leased, l.inventory.Leased) {
+		return wake
+	}
+	if due := l.counted.Add(l.cfg.CountPause); wake.IsZero() || due.Before(wake) {
+		return due
+	}
+	return wake
+}
+
+// label writes the labels that differ from what the Nodes carry.
+func (l *Loop) label(ctx context.Context, w pool.World, p pool.Plan) (failed bool) {
+	for _, want := range p.Labels {
+		i := slices.IndexFunc(w.Nodes, func(n pool.Node) bool { return n.Name == want.Node })
+		if have := w.Nodes[i]; have.Idle == want.Idle && sameLabels(have.Attachable, want.Attachable) {
+			continue
+		}
+		write, cancel := context.WithTimeout(ctx, l.cfg.WriteDeadline)
+		err := l.cfg.Nodes.SetLabels(write, want)
+		cancel()
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "A Node could not be labelled", "node", want.Node)
+			failed = true
+		}
+	}
+	return failed
+}
+
+// sameLabels compares what is there with what is wanted; a model that is missing is not attachable.
+func sameLabels(have, want map[device.Model]bool) bool {
+	for m, yes := range want {
+		if have[m] != yes {
+			return false
+		}
+	}
+	for m, yes := range have {
+		if want[m] != yes {
+			return false
+		}
+	}
+	return true
+}
+
+func (l *Loop) refuse(ctx context.Context, r pool.Refusal) (failed bool) {
+	write, cancel := context.WithTimeout(ctx, l.cfg.WriteDeadline)
+	defer cancel()
+	if err := l.cfg.Claims.Refuse(write, r.Attempts, r.Reason, r.Message); err != nil {
+		klog.FromContext(ctx).Error(err, "A claim could not be told that its attach failed", "reason", r.Reason)
+		return true
+	}
+	l.cfg.Observer.Refused(ctx, r)
+	return false
+}

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package leader
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/cohdi/cohdi-agent/internal/device"
+	"github.com/cohdi/cohdi-agent/internal/pool"
+)
+
+// operate carries out one lease operation. What takes something away is checked against the API server
+// first: the caches that were decided on may lag.
+func (l *Loop) operate(ctx context.Context, op pool.Op) (failed bool) {
+	ctx, cancel := context.WithTimeout(ctx, l.cfg.WriteDeadline)
+	defer cancel()
+	err := l.do(ctx, op)
+	l.cfg.Observer.Operated(ctx, op, err)
+	if err != nil {
+		klog.FromContext(ctx).V(1).Info("A lease operation did not go through; it is decided anew",
+			"operation", op.Kind, "unit", op.Lease.Unit, "err", err)
+	}
+	return err != nil
+}
+
+func (l *Loop) do(ctx context.Context, op pool.Op) error {
+	switch op.Kind {
+	case pool.Create:
+		_, err := l.cfg.Leases.Create(ctx, op.Lease)
+		return err
+	case pool.Assign:
+		return l.update(ctx, op.Lease)
+	case pool.Clear:
+		if err := l.unclaimed(ctx, op.Lease, op.Attempt); err != nil {
+			return err
+		}
+		op.Lease.Attempt = device.Attempt{}
+		return l.update(ctx, op.Lease)
+	case pool.Release:
+		if err := l.releasable(ctx, op.Lease); err != nil {
+			return err
+		}
+		op.Lease.Phase, op.Lease.ChangedAt, op.Lease.IdleSince = device.Releasing, l.cfg.Clock.Now(), time.Time{}
+		return l.update(ctx, op.Lease)
+	case pool.Drop:
+		if err := l.cfg.Election.StillLeads(ctx); err != nil {
+			return err
+		}
+		return l.cfg.Leases.Delete(ctx, op.Lease)
+	}
+	return fmt.Errorf("lease operation %q is not known", op.Kind)
+}
+
+func (l *Loop) update(ctx context.Context, lease device.Lease) error {
+	_, err := l.cfg.Leases.Update(ctx, lease)
+	return err
+}
+
+// unclaimed fails while a claim still has that very allocation.
+func (l *Loop) unclaimed(ctx context.Context, lease device.Lease, gone device.Attempt) error {
+	live, err := l.cfg.Claims.Live(ctx, lease.Fabric, lease.Unit)
+	if err != nil {
+		return fmt.Errorf("read the claims of unit %s before its attempt is cleared: %w", lease.Unit, err)
+	}
+	if slices.Contains(live, gone) {
+		return fmt.Errorf("unit %s: claim %s still has it; the cache lags", lease.Unit, gone.Claim())
+	}
+	return nil
+}
+
+// releasable fails while a claim on the unit's own node has it: that claim is served instead. A claim on
+// another node is what the unit is released for.
+func (l *Loop) releasable(ctx context.Context, lease device.Lease) error {
+	if err := l.cfg.Election.StillLeads(ctx); err != nil {
+		return err
+	}
+	live, err := l.cfg.Claims.Live(ctx, lease.Fabric, lease.Unit)
+	if err != nil {
+		return fmt.Errorf("read the claims of unit %s before it is released: %w", lease.Unit, err)
+	}
+	for _, a := range live {
+		if a.Node == lease.Node {
+			return fmt.Errorf("unit %s was just allocated to claim %s on %s; it is not released", lease.Unit, a.Claim(), a.Node)
+		}
+	}
+	return nil
+}

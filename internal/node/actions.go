@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"time"
+
+	"github.com/cohdi/cohdi-agent/internal/attach"
+	"github.com/cohdi/cohdi-agent/internal/device"
+)
+
+// perform starts the action. It records how it ended and pokes the loop.
+func (l *Loop) perform(ctx context.Context, lease device.Lease, d attach.Decision) {
+	l.cfg.Spawn(func() {
+		began := l.cfg.Clock.Now()
+		err := l.act(ctx, lease, d)
+		ended := l.cfg.Clock.Now()
+		l.ended(lease, d.Kind, ended, err)
+		l.cfg.Observer.Acted(ctx, lease, d.Kind, ended.Sub(began), err)
+		l.Poke()
+	})
+}
+
+// ended records the end of an action.
+func (l *Loop) ended(lease device.Lease, k attach.Kind, at time.Time, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	mem := l.units[lease.Unit]
+	mem.running = ""
+	mem.tried[k] = attach.Try{At: at, Err: err}
+	switch k {
+	case attach.SendAttach, attach.SendDetach:
+		l.machine.changedAt = at
+		mem.maySend = time.Time{}
+		mem.last = &attach.Result{At: at, Fault: fault(string(k), err)}
+	case attach.Tell:
+		if err == nil {
+			mem.told = lease.Attempt
+		}
+	default:
+	}
+}
+
+// act does what was decided for the unit.
+func (l *Loop) act(ctx context.Context, lease device.Lease, d attach.Decision) error {
+	k := d.Kind
+	deadline := l.cfg.LocalDeadline
+	if k == attach.SendAttach || k == attach.SendDetach || k == attach.ListFabric {
+		deadline = l.cfg.CallDeadline
+	}
+	ctx, cancel := context.WithTimeout(ctx, deadline)
+	defer cancel()
+	switch k {
+	case attach.ListFabric:
+		return l.list(ctx)
+	case attach.SendAttach:
+		return l.cfg.Manager.Attach(ctx, l.cfg.Machine, l.cfg.Model(lease.Model))
+	case attach.SendDetach:
+		return l.cfg.Manager.Detach(ctx, l.cfg.Machine, lease.FabricDevice, l.cfg.Model(lease.Model))
+	case attach.Store, attach.StoreIntent:
+		return l.store(ctx, lease, d)
+	case attach.Delete:
+		err := l.cfg.Leases.Delete(ctx, lease)
+		if err == nil {
+			l.cfg.Observer.Deleted(ctx, lease)
+		}
+		return err
+	case attach.Tell:
+		err := l.cfg.Claims.TellAttached(ctx, lease)
+		if err == nil {
+			l.cfg.Observer.Told(ctx, lease)
+		}
+		return err
+	case attach.FindHolders:
+		return l.findHolders(ctx, d.Lease)
+	default:
+		return l.onHost(ctx, k, d.Lease.PCI)
+	}
+}
+
+func (l *Loop) onHost(ctx context.Context, k attach.Kind, a device.PCIAddress) error {
+	switch k {
+	case attach.Rescan:
+		return l.cfg.Host.Rescan(ctx)
+	case attach.Bind:
+		return l.cfg.Host.Bind(ctx, a)
+	case attach.Discover:
+		return l.cfg.Host.Discover(ctx)
+	case attach.Drain:
+		return l.cfg.Host.Drain(ctx, a)
+	case attach.Undrain:
+		return l.cfg.Host.Undrain(ctx, a)
+	case attach.Remove:
+		return l.cfg.Host.Remove(ctx, a)
+	default:
+		return nil
+	}
+}
+
+func (l *Loop) list(ctx context.Context) error {
+	asked := l.cfg.Clock.Now()
+	here, err := l.cfg.Manager.ListAttached(ctx, l.cfg.Machine)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.machine.listing, l.machine.triedAt = false, l.cfg.Clock.Now()
+	l.machine.fault = fault("list what is attached to machine "+string(l.cfg.Machine), err)
+	if err == nil {
+		l.machine.here, l.machine.askedAt = here, asked
+	}
+	return err
+}
+
+func (l *Loop) store(ctx context.Context, before device.Lease, d attach.Decision) error {
+	stored, err := l.cfg.Leases.Update(ctx, d.Lease)
+	if err != nil {
+		return err
+	}
+	if d.Kind == attach.StoreIntent {
+		l.mu.Lock()
+		l.units[before.Unit].maySend = stored.AskedAt
+		l.mu.Unlock()
+	}
+	l.cfg.Observer.Stored(ctx, before, stored)
+	return nil
+}
+
+func (l *Loop) findHolders(ctx context.Context, d device.Lease) error {
+	who, err := l.cfg.Host.Holders(ctx, d.PCI)
+	if err != nil {
+		return err // looked for again: unknown is not nobody
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	mem := l.units[d.Unit]
+	mem.holders, mem.scanned = who, l.cfg.Clock.Now()
+	return nil
+}

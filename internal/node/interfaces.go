@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"time"
+
+	"github.com/cohdi/cohdi-agent/internal/attach"
+	"github.com/cohdi/cohdi-agent/internal/device"
+)
+
+// Leases are the device leases of this node. What Update and Delete did shows in List at once.
+type Leases interface {
+	List() []device.Lease
+	// Update writes all that the holder may write; it fails if the stored version differs.
+	Update(ctx context.Context, l device.Lease) (device.Lease, error)
+	// Delete drops the finalizer and the object; gone already is success.
+	Delete(ctx context.Context, l device.Lease) error
+}
+
+// Fabric is the manager, for this node's machine. Its errors are *device.Fault; another error counts as
+// one of unknown outcome.
+type Fabric interface {
+	ListAttached(ctx context.Context, m device.Machine) ([]device.OnFabric, error)
+	// Attach asks for one more device of the model and returns when the manager says it is done.
+	Attach(ctx context.Context, m device.Machine, fabricModel string) error
+	// Detach asks to take the device away and returns when the manager says it is done.
+	Detach(ctx context.Context, m device.Machine, fabricDevice, fabricModel string) error
+}
+
+// Sight is what the host shows of its GPUs.
+type Sight struct {
+	Bus  []attach.Function
+	NVML []attach.GPU
+	// NVMLState is empty when NVML answers, else why it does not.
+	NVMLState string
+}
+
+// Host is this machine's kernel, driver and processes. Every call ends when ctx does.
+type Host interface {
+	Observe(ctx context.Context) (Sight, error)
+	Rescan(ctx context.Context) error
+	Bind(ctx context.Context, a device.PCIAddress) error
+	Discover(ctx context.Context) error
+	Drain(ctx context.Context, a device.PCIAddress) error
+	Undrain(ctx context.Context, a device.PCIAddress) error
+	// Remove takes the function off the bus and returns when it is gone.
+	Remove(ctx context.Context, a device.PCIAddress) error
+	// Holders are the processes that have the GPU at the address open, for people.
+	Holders(ctx context.Context, a device.PCIAddress) ([]string, error)
+}
+
+// Claims tells a claim that its device can be used.
+type Claims interface {
+	// TellAttached writes Attached=True for the lease's attempt; there already is success.
+	TellAttached(ctx context.Context, l device.Lease) error
+}
+
+// Prepared answers from the plugin's checkpoint.
+type Prepared interface {
+	// Prepared tells whether the unit is prepared for some claim; known is false while the checkpoint
+	// is being rebuilt.
+	Prepared(f device.FabricID, u device.Unit) (yes, known bool)
+}
+
+// Observer hears what happened, for metrics, events and logs. Its methods must not block.
+type Observer interface {
+	// Stored: the holder wrote the lease; before is what it was.
+	Stored(ctx context.Context, before, after device.Lease)
+	// Deleted: the unit is back in the pool.
+	Deleted(ctx context.Context, l device.Lease)
+	// Told: the claim was told that its device can be used.
+	Told(ctx context.Context, l device.Lease)
+	// Acted: an action ended.
+	Acted(ctx context.Context, l device.Lease, k attach.Kind, took time.Duration, err error)
+}
+
+// Model resolves the configuration's name of a model to the manager's; empty is unknown.
+type Model func(device.Model) (fabricModel string)

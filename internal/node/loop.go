@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/cohdi/cohdi-agent/internal/attach"
+	"github.com/cohdi/cohdi-agent/internal/device"
+)
+
+// Config is what a Loop is made of; every field but Spawn is required.
+type Config struct {
+	Node    string
+	NodeUID string
+	Machine device.Machine
+	Fabric  device.FabricID
+
+	Settings attach.Settings
+	// FreshFor is how long a list of the fabric counts as what is there now.
+	FreshFor time.Duration
+	// Resync is the slow look in case an event was lost; it is spread by a tenth.
+	Resync time.Duration
+	// Deadlines of one action each.
+	CallDeadline, LocalDeadline time.Duration
+
+	Leases   Leases
+	Manager  Fabric
+	Host     Host
+	Claims   Claims
+	Prepared Prepared
+	Observer Observer
+	Model    Model
+	Clock    clock.WithTicker
+	// Spawn runs an action beside the loop; a goroutine if nil.
+	Spawn func(func())
+}
+
+// Loop runs the holder's policy for one node and its machine.
+type Loop struct {
+	cfg   Config
+	poked chan struct{}
+
+	mu      sync.Mutex // guards the following, shared with actions and Status
+	units   map[device.Unit]*unit
+	machine machine
+	status  map[device.Unit]UnitStatus
+}
+
+// unit is what the loop remembers of one unit while its lease is in one state.
+type unit struct {
+	key     string
+	attempt device.Attempt
+	running attach.Kind
+	// maySend is the AskedAt of an intent that was stored by this process and not sent yet.
+	maySend time.Time
+	last    *attach.Result
+	tried   map[attach.Kind]attach.Try
+	told    device.Attempt
+	holders []string
+	scanned time.Time
+}
+
+// machine is what the loop remembers of the fabric's view of this machine.
+type machine struct {
+	here      []device.OnFabric
+	askedAt   time.Time // when the list was asked for
+	triedAt   time.Time
+	fault     *device.Fault
+	listing   bool
+	changedAt time.Time // when the last changing call ended
+}
+
+// UnitStatus is one line of `cohdi-agent status`.
+type UnitStatus struct {
+	Lease device.Lease
+	Doing attach.Kind
+	Why   string
+	Wake  time.Time
+}
+
+// New returns a loop; Run starts it.
+func New(cfg Config) *Loop {
+	if cfg.Spawn == nil {
+		cfg.Spawn = func(f func()) { go f() }
+	}
+	return &Loop{
+		cfg: cfg, poked: make(chan struct{}, 1),
+		units: map[device.Unit]*unit{}, status: map[device.Unit]UnitStatus{},
+	}
+}
+
+// Poke asks for a look. It never blocks.
+func (l *Loop) Poke() {
+	select {
+	case l.poked <- struct{}{}:
+	default:
+	}
+}
+
+// Run looks whenever it is poked, when the policy asked for it, and slowly in any case, until ctx ends.
+func (l *Loop) Run(ctx context.Context) {
+	for ctx.Err() == nil {
+		wake := l.Step(ctx)
+		pause := l.cfg.Resync
+		if !wake.IsZero() {
+			pause = min(pause, max(wake.Sub(l.cfg.Clock.Now()), 0))
+		}
+		timer := l.cfg.Clock.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+		case <-l.poked:
+		case <-timer.C():
+		}
+		timer.Stop()
+	}
+}
+
+// Step observes once, decides for every unit and starts what was decided. It returns when to look again
+// though nothing changed.
+func (l *Loop) Step(ctx context.Context) time.Time {
+	leases := l.mine(ctx)
+	if len(leases) == 0 {
+		l.forgetAllBut(nil)
+		return time.Time{}
+	}
+	look, cancel := context.WithTimeout(ctx, l.cfg.LocalDeadline)
+	sight, err := l.cfg.Host.Observe(look)
+	cancel()
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "the host's GPUs cannot be observed; nothing is decided until they can")
+		return l.cfg.Clock.Now().Add(l.cfg.Settings.Busy)
+	}
+	l.forgetAllBut(leases)
+	var wake time.Time
+	for _, lease := range leases {
+		d := l.decide(lease, leases, sight)
+		if !d.Wake.IsZero() && (wake.IsZero() || d.Wake.Before(wake)) {
+			wake = d.Wake
+		}
+		if d.Kind != attach.Wait {
+			l.perform(ctx, lease, d)
+		}
+	}
+	return wake
+}
+
+// mine returns the leases that this node holds: of this Node object and this machine, in the order in
+// which they were taken, so that units that wait for the machine do not overtake.
+func (l *Loop) mine(ctx context.Context) []device.Lease {
+	all := l.cfg.Leases.List()
+	leases := make([]device.Lease, 0, len(all))
+	for _, lease := range all {
+		if lease.Node != l.cfg.Node || lease.Fabric != l.cfg.Fabric {
+			continue
+		}
+		if lease.Machine != l.cfg.Machine || (lease.NodeUID != "" && lease.NodeUID != l.cfg.NodeUID) {
+			klog.FromContext(ctx).V(2).Info("A device lease names this node but another Node object or machine; it is left alone",
+				"unit", lease.Unit, "machine", lease.Machine, "nodeUID", lease.NodeUID)
+			continue
+		}
+		leases = append(leases, lease)
+	}
+	slices.SortFunc(leases, func(a, b device.Lease) int {
+		if c := a.AcquiredAt.Compare(b.AcquiredAt); c != 0 {
+			return c
+		}
+		return strings.Compare(string(a.Unit), string(b.Unit))
+	})
+	return leases
+}
+
+func (l *Loop) forgetAllBut(leases []device.Lease) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for u, mem := range l.units {
+		if mem.running == "" && !slices.ContainsFunc(leases, func(d device.Lease) bool { return d.Unit == u }) {
+			delete(l.units, u)
+			delete(l.status, u)
+		}
+	}
+}
+
+// decide looks at one unit. What it decided counts as under way from then on, so that the next unit sees
+// the machine busy.
+func (l *Loop) decide(lease device.Lease, all []device.Lease, sight Sight) attach.Decision {
+	prepared, known := l.cfg.Prepared.Prepared(lease.Fabric, lease.Unit)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	mem := l.memory(lease)
+	now := l.cfg.Clock.Now()
+	o := attach.Observation{
+		Now: now, Settings: l.cfg.Settings, Lease: lease, FabricModel: l.cfg.Model(lease.Model),
+		Here: l.machine.here, Fresh: l.machine.fresh(now, l.cfg.FreshFor), ListFault: l.machine.fault, ListTriedAt: l.machine.triedAt,
+		Claimed: claimed(lease, all), Running: mem.running, MachineBusy: l.busyBut(lease.Unit),
+		MaySend: !mem.maySend.IsZero() && mem.maySend.Equal(lease.AskedAt), Last: mem.last, Tried: mem.tried,
+		Bus: sight.Bus, NVML: sight.NVML, NVMLState: sight.NVMLState,
+		Prepared: prepared, PreparedKnown: known, Holders: mem.holders, HoldersAt: mem.scanned,
+		Told: !lease.Attempt.IsZero() && mem.told == lease.Attempt,
+	}
+	d := attach.Next(o)
+	if d.Kind == attach.ListFabric && l.machine.listing {
+		d.Kind, d.Why = attach.Wait, "the fabric's list is being read" // one list serves all units
+	}
+	if d.Kind != attach.Wait {
+		mem.running = d.Kind
+	}
+	l.machine.listing = l.machine.listing || d.Kind == attach.ListFabric
+	l.status[lease.Unit] = UnitStatus{Lease: lease, Doing: d.Kind, Why: d.Why, Wake: d.Wake}
+	return d
+}
+
+// memory returns what is remembered of the unit. It is emptied when the lease has come further, except
+// for what is still under way; who had the device open counts for one attempt only.
+func (l *Loop) memory(lease device.Lease) *unit {
+	key := string(lease.Phase) + " " + lease.AskedAt.String() + " " + lease.FabricDevice
+	mem := l.units[lease.Unit]
+	switch {
+	case mem == nil:
+		mem = &unit{key: key, attempt: lease.Attempt, tried: map[attach.Kind]attach.Try{}}
+		l.units[lease.Unit] = mem
+	case mem.key != key && mem.running == "":
+		*mem = unit{key: key, attempt: lease.Attempt, tried: map[attach.Kind]attach.Try{}, told: mem.told, maySend: mem.maySend}
+	}
+	if mem.attempt != lease.Attempt {
+		mem.attempt, mem.holders, mem.scanned = lease.Attempt, nil, time.Time{}
+	}
+	return mem
+}
+
+// busyBut: another unit changes the machine on the fabric, or is about to.
+func (l *Loop) busyBut(u device.Unit) bool {
+	for other, mem := range l.units {
+		if other == u {
+			continue
+		}
+		switch mem.running {
+		case attach.StoreIntent, attach.SendAttach, attach.SendDetach:
+			return true
+		default:
+		}
+		if !mem.maySend.IsZero() {
+			return true
+		}
+	}
+	return false
+}
+
+func claimed(lease device.Lease, all []device.Lease) map[string]bool {
+	ids := map[string]bool{}
+	for _, other := range all {
+		if other.Unit != lease.Unit && other.FabricDevice != "" {
+			ids[other.FabricDevice] = true
+		}
+	}
+	return ids
+}
+
+func (m *machine) fresh(now time.Time, most time.Duration) bool {
+	return m.fault == nil && !m.askedAt.IsZero() && !m.askedAt.Before(m.changedAt) && now.Sub(m.askedAt) <= most
+}
+
+// Status returns a line per unit, in the order of their names.
+func (l *Loop) Status() []UnitStatus {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	lines := make([]UnitStatus, 0, len(l.status))
+	for _, s := range l.status {
+		lines = append(lines, s)
+	}
+	slices.SortFunc(lines, func(a, b UnitStatus) int { return strings.Compare(string(a.Lease.Unit), string(b.Lease.Unit)) })
+	return lines
+}
+
+// fault makes a *device.Fault of any error: one that is not is of unknown outcome.
+func fault(op string, err error) *device.Fault {
+	if err == nil {
+		return nil
+	}
+	var f *device.Fault
+	if errors.As(err, &f) {
+		return f
+	}
+	return &device.Fault{Class: device.FaultUnknown, Op: op, Err: err}
+}
