@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cohdi/cohdi-agent/test/cluster/localkube"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	err := newCommand(os.Stdout, os.Stderr).ExecuteContext(ctx)
+	stop()
+	var exit *exec.ExitError
+	switch {
+	case errors.As(err, &exit):
+		os.Exit(exit.ExitCode()) // a command on a node has said itself what is wrong
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "cluster:", err)
+		os.Exit(1)
+	}
+}
+
+func newCommand(stdout, stderr io.Writer) *cobra.Command {
+	root := &cobra.Command{
+		Use: "cluster", Short: "A real Kubernetes with two nodes on this machine",
+		SilenceUsage: true, SilenceErrors: true,
+	}
+	state := root.PersistentFlags().String("state", ".cache/cluster", "folder that holds the cluster")
+	bin := root.PersistentFlags().String("bin", ".cache/bin", "folder with the built programs")
+	open := func() (*localkube.Cluster, error) { return localkube.New(*state, *bin, stdout) }
+	// simple makes a command that does one thing with the cluster.
+	simple := func(use, short string, args cobra.PositionalArgs, run func(context.Context, *localkube.Cluster, []string) error) *cobra.Command {
+		return &cobra.Command{Use: use, Short: short, Args: args, RunE: func(cmd *cobra.Command, args []string) error {
+			cluster, err := open()
+			if err != nil {
+				return err
+			}
+			return run(cmd.Context(), cluster, args)
+		}}
+	}
+	var chassis string
+	up := simple("up", "Start the cluster, or say that it is up", cobra.NoArgs,
+		func(ctx context.Context, c *localkube.Cluster, _ []string) error { return c.Up(ctx, chassis) })
+	up.Flags().StringVar(&chassis, "chassis", "", "configuration of the device simulator; none starts no simulator")
+	root.AddCommand(up,
+		simple("down", "Take the cluster down; only its logs stay", cobra.NoArgs,
+			func(ctx context.Context, c *localkube.Cluster, _ []string) error { return c.Down(ctx) }),
+		simple("status", "Show processes and nodes", cobra.NoArgs,
+			func(ctx context.Context, c *localkube.Cluster, _ []string) error { return c.Status(ctx, stdout) }),
+		simple("kubeconfig", "Print the path of the administrator's kubeconfig", cobra.NoArgs,
+			func(_ context.Context, c *localkube.Cluster, _ []string) error {
+				_, err := fmt.Fprintln(stdout, c.AdminConfig())
+				return err
+			}),
+		simple("import IMAGE.tar", "Load an OCI archive into every node", cobra.ExactArgs(1),
+			func(ctx context.Context, c *localkube.Cluster, args []string) error { return c.Import(ctx, args[0]) }),
+		simple("start COMPONENT | start NODE kubelet|containerd", "Start a stopped component", cobra.RangeArgs(1, 2),
+			func(ctx context.Context, c *localkube.Cluster, args []string) error { return c.Start(ctx, args...) }),
+		simple("stop COMPONENT | stop NODE kubelet|containerd", "Stop a component", cobra.RangeArgs(1, 2),
+			func(ctx context.Context, c *localkube.Cluster, args []string) error { return c.Stop(ctx, args...) }),
+		simple("restart COMPONENT | restart NODE kubelet|containerd", "Stop and start a component", cobra.RangeArgs(1, 2),
+			func(ctx context.Context, c *localkube.Cluster, args []string) error { return c.Restart(ctx, args...) }),
+		simple("node-exec NODE -- COMMAND...", "Run a command in a node's namespaces", cobra.MinimumNArgs(2),
+			func(ctx context.Context, c *localkube.Cluster, args []string) error {
+				return nodeExec(ctx, c, args, stdout, stderr)
+			}),
+	)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	return root
+}
+
+func nodeExec(ctx context.Context, c *localkube.Cluster, args []string, stdout, stderr io.Writer) error {
+	node, err := localkube.FindNode(args[0])
+	if err != nil {
+		return err
+	}
+	cmd, err := c.NodeCommand(ctx, node, args[1:]...)
+	if err != nil {
+		return err
+	}
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, stdout, stderr
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("run %q on node %s: %w", strings.Join(args[1:], " "), node.Name, err)
+	}
+	return nil
+}
