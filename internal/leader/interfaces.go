@@ -23,6 +23,8 @@ type Leases interface {
 // Claims are the ResourceClaims that were allocated from the fabric's pool.
 type Claims interface {
 	Demands() []pool.Demand
+	// Has reads from the API server whether the claim still has that very allocation.
+	Has(ctx context.Context, a device.Attempt) (bool, error)
 	// Live reads from the API server, not from a cache, whether any claim is allocated the unit (either
 	// of its entries), and returns those attempts.
 	Live(ctx context.Context, f device.FabricID, u device.Unit) ([]device.Attempt, error)

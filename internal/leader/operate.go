@@ -5,7 +5,6 @@ package leader
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -61,14 +60,14 @@ func (l *Loop) update(ctx context.Context, lease device.Lease) error {
 	return err
 }
 
-// unclaimed fails while a claim still has that very allocation.
+// unclaimed fails while the claim still has that very allocation.
 func (l *Loop) unclaimed(ctx context.Context, lease device.Lease, gone device.Attempt) error {
-	live, err := l.cfg.Claims.Live(ctx, lease.Fabric, lease.Unit)
+	has, err := l.cfg.Claims.Has(ctx, gone)
 	if err != nil {
-		return fmt.Errorf("read the claims of unit %s before its attempt is cleared: %w", lease.Unit, err)
+		return fmt.Errorf("read claim %s before it loses unit %s: %w", gone.Claim(), lease.Unit, err)
 	}
-	if slices.Contains(live, gone) {
-		return fmt.Errorf("unit %s: claim %s still has it; the cache lags", lease.Unit, gone.Claim())
+	if has {
+		return fmt.Errorf("claim %s still has unit %s; the cache lags", gone.Claim(), lease.Unit)
 	}
 	return nil
 }
