@@ -102,6 +102,10 @@ func (o *Observation) bind() Decision {
 	return d
 }
 
+func (o *Observation) undrainBlind() Decision {
+	return o.do(Undrain, "%s was drained by a former run, and the driver hides whose it is", o.Lease.PCI)
+}
+
 func (o *Observation) findHolders() Decision {
 	return o.do(FindHolders, "nobody may have it open before it goes")
 }

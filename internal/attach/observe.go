@@ -86,7 +86,7 @@ func (o *Observation) function() *Function {
 	if g := o.usable(o.identity()); g != nil {
 		return o.functionAt(g.Address)
 	}
-	if slices.ContainsFunc(o.NVML, func(g GPU) bool { return g.Address == o.Lease.PCI }) {
+	if slices.ContainsFunc(o.NVML, func(g GPU) bool { return g.Address == o.Lease.PCI && g.UUID != "" }) {
 		return nil
 	}
 	return o.functionAt(o.Lease.PCI)
@@ -117,6 +117,20 @@ func (o *Observation) moved() *GPU {
 		return g
 	}
 	return nil
+}
+
+// drained: the driver has let the GPU go, or does not have it. Some drivers cannot say so; that the last
+// drain went well counts then.
+func (o *Observation) drained() bool {
+	g := o.usable(o.identity())
+	last := o.Tried[Drain]
+	return g == nil || g.Draining || !last.At.IsZero() && last.Err == nil && last.At.After(o.Tried[Undrain].At)
+}
+
+// blind: the driver shows that the GPU is draining and hides which GPU it is, as it does to a process that
+// began after the drain.
+func (o *Observation) blind() bool {
+	return slices.ContainsFunc(o.NVML, func(g GPU) bool { return g.Address == o.Lease.PCI && g.Draining && g.UUID == "" })
 }
 
 // unbound is a function without a driver; unlisted one with a driver that NVML does not show.

@@ -152,6 +152,7 @@ func attached() []rule {
 			return o.fail("Vanished", device.BlameUnit, "%s is gone from %s, and the fabric manager no longer lists it on this machine",
 				o.Lease.UUID, o.Lease.PCI)
 		}},
+		{"drained by a former run", unseen(func(o *Observation) bool { return o.blind() && o.due(Undrain) }), (*Observation).undrainBlind},
 		{"no driver", unseen(func(o *Observation) bool { return o.unbound() != nil && o.due(Bind) }), (*Observation).bind},
 		{"not in NVML", unseen(func(o *Observation) bool { return o.unlisted() != nil && o.due(Discover) }), func(o *Observation) Decision {
 			return o.do(Discover, "NVML does not show %s", o.Lease.UUID)
@@ -203,7 +204,7 @@ func releasing() []rule {
 	onBus := func(f func(*Observation) bool) func(*Observation) bool {
 		return func(o *Observation) bool { return o.function() != nil && f(o) }
 	}
-	drained := func(o *Observation) bool { return o.usable(o.identity()) == nil || o.usable(o.identity()).Draining }
+	drained := (*Observation).drained
 	return []rule{
 		{"which one, look", func(o *Observation) bool { return o.Lease.UUID == "" && o.Lease.FabricDevice != "" && !o.Fresh }, (*Observation).list},
 		{"wanted again", onBus(func(o *Observation) bool { return !o.Lease.Attempt.IsZero() && !o.Lease.Deleting }), func(o *Observation) Decision {
@@ -212,6 +213,7 @@ func releasing() []rule {
 		{"still prepared", onBus((*Observation).prepared), func(o *Observation) Decision {
 			return o.wait("it is still prepared for a claim")
 		}},
+		{"drained by a former run", onBus(func(o *Observation) bool { return o.blind() && o.due(Undrain) }), (*Observation).undrainBlind},
 		{"who has it open", onBus(func(o *Observation) bool { return !drained(o) && o.scanDue(o.Settings.Look) }), (*Observation).findHolders},
 		{"held", onBus(func(o *Observation) bool { return !drained(o) && o.held() }), (*Observation).tellHolders},
 		{"drain", onBus(func(o *Observation) bool { return !drained(o) && o.due(Drain) }), func(o *Observation) Decision {
