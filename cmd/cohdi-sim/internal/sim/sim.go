@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sim
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/config"
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/control"
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/core"
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/fault"
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/fm"
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/hostroot"
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/idm"
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/nvmlsock"
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/procfs"
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/tlsgen"
+)
+
+const (
+	// numbersPerMachine: nvidiactl and nvidia-uvm.
+	numbersPerMachine = 2
+	headerTimeout     = 30 * time.Second
+	stopTimeout       = 2 * time.Second
+)
+
+// Simulator is a whole chassis with its faces.
+type Simulator struct {
+	cfg     *config.Config
+	clk     clock.WithTicker
+	core    *core.Core
+	faults  *fault.Injector
+	tokens  *idm.Manager
+	roots   map[string]*hostroot.Root
+	drivers map[string]*nvmlsock.Server
+
+	fm, control net.Listener
+	serving     atomic.Bool
+	ctx         syncContext
+}
+
+// syncContext hands the context of Run to the hooks of the core, which have none of their own.
+type syncContext struct {
+	mu  sync.Mutex
+	ctx context.Context //nolint:containedctx // see above
+}
+
+func (s *syncContext) set(ctx context.Context) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ctx = ctx
+}
+
+func (s *syncContext) get() context.Context {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ctx
+}
+
+// New makes or takes over everything in cfg.Dir and opens the listeners. Nothing is served before Run.
+func New(ctx context.Context, cfg *config.Config, clk clock.WithTicker) (*Simulator, error) {
+	s := &Simulator{
+		cfg: cfg, clk: clk, faults: fault.New(clk), tokens: idm.New(cfg, clk),
+		roots: map[string]*hostroot.Root{}, drivers: map[string]*nvmlsock.Server{},
+	}
+	s.ctx.set(ctx)
+	if err := os.MkdirAll(cfg.Dir, 0o755); err != nil { //nolint:gosec // nodes read it
+		return nil, fmt.Errorf("make simulator directory: %w", err)
+	}
+	if err := s.setReady(false); err != nil {
+		return nil, err
+	}
+	numbers, err := hostroot.Numbers(cfg.Dir, len(cfg.Devices)+numbersPerMachine*len(cfg.Machines))
+	if err != nil {
+		return nil, err
+	}
+	s.core, err = core.New(ctx, cfg, core.Options{
+		Clock: clk, Judge: procfs.Proc("/proc"), StatePath: filepath.Join(cfg.Dir, "state.json"), Numbers: numbers,
+		Hooks: core.Hooks{Changed: s.sync, XID: s.xid},
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := s.makeMachines(numbers[len(cfg.Devices):]); err != nil {
+		return nil, err
+	}
+	return s, s.listen()
+}
+
+func (s *Simulator) makeMachines(numbers []core.Number) error {
+	for i, v := range s.core.Machines() {
+		dir := filepath.Join(s.cfg.Dir, "machines", v.Name)
+		for _, globs := range [][]string{v.Netns, v.NetnsPIDs} {
+			for j := range globs {
+				globs[j] = strings.ReplaceAll(globs[j], "{dir}", s.cfg.Dir)
+			}
+		}
+		root, err := hostroot.New(dir, v, s.core, numbers[2*i], numbers[2*i+1])
+		if err != nil {
+			return err
+		}
+		s.roots[v.Name] = root
+		if v.NoDriver {
+			continue
+		}
+		if err := root.InstallDriver(s.cfg.Driver); err != nil {
+			return err
+		}
+		lib := filepath.Join(root.DriverRoot(), hostroot.LibDir())
+		s.drivers[v.Name] = nvmlsock.New(lib, v.Name, s.core, s.cfg.Driver)
+	}
+	return nil
+}
+
+func (s *Simulator) listen() error {
+	host, _, err := net.SplitHostPort(s.cfg.Listen.FM)
+	if err != nil {
+		return fmt.Errorf("listen.fm %q: %w", s.cfg.Listen.FM, err)
+	}
+	names := append([]string{host}, s.cfg.ServerNames...)
+	cert, err := tlsgen.Server(filepath.Join(s.cfg.Dir, "tls"), names, s.clk.Now())
+	if err != nil {
+		return err
+	}
+	plain, err := net.Listen("tcp", s.cfg.Listen.FM) //nolint:noctx // at start, on a local address
+	if err != nil {
+		return fmt.Errorf("listen for the fabric manager's clients: %w", err)
+	}
+	// HTTP/1 only: a fault that drops a connection must drop no other request.
+	s.fm = tls.NewListener(plain, &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12})
+	s.control, err = net.Listen("tcp", s.cfg.Listen.Control) //nolint:noctx // at start, on a local address
+	if err != nil {
+		return errors.Join(fmt.Errorf("listen for the control API: %w", err), s.fm.Close())
+	}
+	return nil
+}
+
+// FMAddress and ControlAddress are where the faces listen.
+func (s *Simulator) FMAddress() string { return s.fm.Addr().String() }
+
+// ControlAddress is where the control API listens.
+func (s *Simulator) ControlAddress() string { return s.control.Addr().String() }
+
+// Run serves until ctx ends.
+func (s *Simulator) Run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	s.ctx.set(ctx)
+	for _, m := range s.cfg.Machines {
+		g.Go(func() error { return s.roots[m.Name].Watch(ctx) })
+		s.sync(m.Name)
+	}
+	faces := http.NewServeMux()
+	faces.Handle("/id_manager/", s.faults.Wrap("idm", s.tokens.Handler()))
+	faces.Handle("/", s.faults.Wrap("fm", fm.New(s.core, s.tokens, s.cfg).Handler()))
+	api := &control.API{Core: s.core, Faults: s.faults, Tokens: s.tokens, Ready: s.serving.Load, HostRoot: s.hostRoot}
+	for _, server := range []struct {
+		l net.Listener
+		h http.Handler
+	}{{s.fm, faces}, {s.control, api.Handler()}} {
+		g.Go(func() error { return serve(ctx, server.l, server.h) })
+	}
+	err := s.setReady(true)
+	if err == nil {
+		klog.FromContext(ctx).Info("Serving", "fm", s.FMAddress(), "control", s.ControlAddress(), "dir", s.cfg.Dir)
+		<-ctx.Done()
+	}
+	return errors.Join(err, s.stop(g))
+}
+
+func (s *Simulator) stop(g *errgroup.Group) error {
+	err := s.setReady(false)
+	s.core.Close()
+	err = errors.Join(err, g.Wait())
+	for _, d := range s.drivers {
+		err = errors.Join(err, d.Close())
+	}
+	return err
+}
+
+// serve ends the requests that hang when ctx ends.
+func serve(ctx context.Context, l net.Listener, h http.Handler) error {
+	server := &http.Server{
+		Handler: h, ReadHeaderTimeout: headerTimeout, BaseContext: func(net.Listener) context.Context { return ctx },
+		// Clients that hang up during the handshake are what tests do all day.
+		ErrorLog: log.New(discard{}, "", 0),
+	}
+	done := make(chan error, 1)
+	go func() {
+		<-ctx.Done()
+		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
+		defer cancel()
+		err := server.Shutdown(grace)
+		if err != nil {
+			err = server.Close()
+		}
+		done <- err
+	}()
+	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve %s: %w", l.Addr(), err)
+	}
+	return <-done
+}
+
+type discard struct{}
+
+func (discard) Write(p []byte) (int, error) { return len(p), nil }
+
+func (s *Simulator) hostRoot(machine string) string {
+	if r, ok := s.roots[machine]; ok {
+		return r.Dir()
+	}
+	return ""
+}
+
+// sync makes the node side of a machine follow the core.
+func (s *Simulator) sync(machine string) {
+	root, ok := s.roots[machine]
+	if !ok {
+		return // still starting; Run comes back to it
+	}
+	ctx := s.ctx.get()
+	logger := klog.FromContext(ctx)
+	if err := root.Sync(ctx); err != nil {
+		logger.Error(err, "Host root does not show the chassis", "machine", machine)
+	}
+	v, err := s.core.Machine(machine)
+	if d, ok := s.drivers[machine]; ok && err == nil {
+		if err := d.SetLoaded(v.DriverLoaded && v.Power); err != nil {
+			logger.Error(err, "Driver socket does not follow the driver", "machine", machine)
+		}
+	}
+}
+
+func (s *Simulator) xid(machine, address string, code uint64) {
+	if d, ok := s.drivers[machine]; ok {
+		d.XID(address, code)
+	}
+}
+
+func (s *Simulator) setReady(ready bool) error {
+	s.serving.Store(ready)
+	path := filepath.Join(s.cfg.Dir, "ready")
+	if ready {
+		if err := os.WriteFile(path, []byte(s.FMAddress()+"\n"), 0o644); err != nil { //nolint:gosec // scripts read it
+			return fmt.Errorf("say that the simulator is ready: %w", err)
+		}
+		return nil
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("say that the simulator is not ready: %w", err)
+	}
+	return nil
+}
