@@ -275,40 +275,46 @@ func (c *Core) finishAttach(op *operation) ([]Device, error) {
 		out, came = append(out, *d), append(came, d)
 	}
 	c.endLocked(op, fmt.Sprintf("attached %d of %d", len(out), len(op.Devices)))
+	c.linkLaterLocked(came, c.clk.Now().Add(time.Duration(*c.timing.NodeDelay)))
 	err := c.commitLocked()
-	at := c.clk.Now().Add(time.Duration(*c.timing.NodeDelay))
-	for _, d := range came {
-		c.linkLaterLocked(d, at)
-	}
 	c.mu.Unlock()
 	c.changed(op.Machine)
 	return out, err
 }
 
-// linkLaterLocked brings the link of an attached device up when the node delay is over.
-func (c *Core) linkLaterLocked(d *Device, at time.Time) {
-	seq := d.AttachSeq
+// linkLaterLocked brings the links of attached devices up when the node delay is over, in the order of the devices.
+func (c *Core) linkLaterLocked(devices []*Device, at time.Time) {
 	if !at.After(c.clk.Now()) {
-		c.linkUpLocked(d)
+		for _, d := range devices {
+			c.linkUpLocked(d)
+		}
 		return
+	}
+	var seqs []int
+	for _, d := range devices {
+		seqs = append(seqs, d.AttachSeq)
 	}
 	c.spawnLocked(func() {
 		if !c.waitUntil(at) {
 			return
 		}
+		machines := map[string]bool{}
 		c.mu.Lock()
-		if d.AttachSeq != seq || d.Phase != simapi.PhaseAttached {
-			c.mu.Unlock()
-			return
+		for i, d := range devices {
+			// It may have been taken away again, or its link cut, in the meantime.
+			if d.AttachSeq == seqs[i] && d.Phase == simapi.PhaseAttached && !d.LinkDown {
+				c.linkUpLocked(d)
+				machines[d.Machine] = true
+			}
 		}
-		machine := d.Machine
-		c.linkUpLocked(d)
 		err := c.commitLocked()
 		c.mu.Unlock()
 		if err != nil {
-			c.log.Error(err, "Link came up but was not recorded", "device", d.ID)
+			c.log.Error(err, "Links came up but were not recorded")
 		}
-		c.changed(machine)
+		for m := range machines {
+			c.changed(m)
+		}
 	})
 }
 
@@ -453,10 +459,11 @@ func (c *Core) resumeLocked() {
 			}
 		})
 	}
-	at := c.clk.Now().Add(time.Duration(*c.timing.NodeDelay))
+	var waiting []*Device
 	for _, d := range c.devices {
 		if d.Phase == simapi.PhaseAttached && !d.Linked && !d.LinkDown {
-			c.linkLaterLocked(d, at)
+			waiting = append(waiting, d)
 		}
 	}
+	c.linkLaterLocked(waiting, c.clk.Now().Add(time.Duration(*c.timing.NodeDelay)))
 }
