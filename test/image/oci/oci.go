@@ -150,24 +150,16 @@ func writeFolders(archive *tar.Writer, dir string, done map[string]bool) error {
 }
 
 func writeEntry(archive *tar.Writer, f File) error {
-	header := &tar.Header{
-		Typeflag: tar.TypeReg, Name: strings.TrimPrefix(f.Path, "/"), Mode: f.Mode, ModTime: epoch, Format: tar.FormatPAX,
-	}
-	if header.Mode == 0 {
-		header.Mode = 0o644
-	}
+	header := &tar.Header{Name: strings.TrimPrefix(f.Path, "/"), ModTime: epoch, Format: tar.FormatPAX}
 	if f.Link != "" {
 		header.Typeflag, header.Linkname, header.Mode = tar.TypeSymlink, f.Link, 0o777
 		return archive.WriteHeader(header)
 	}
-	content := f.Content
-	if f.Source != "" {
-		var err error
-		if content, err = os.ReadFile(f.Source); err != nil {
-			return fmt.Errorf("read content of %s: %w", f.Path, err)
-		}
+	content, mode, err := f.read()
+	if err != nil {
+		return err
 	}
-	header.Size = int64(len(content))
+	header.Typeflag, header.Mode, header.Size = tar.TypeReg, mode, int64(len(content))
 	if err := archive.WriteHeader(header); err != nil {
 		return fmt.Errorf("write header of %s: %w", f.Path, err)
 	}

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+
+BIN     := .cache/bin
+CLUSTER := $(BIN)/cohdi-cluster
+KUBECTL := $(BIN)/kubectl --kubeconfig .cache/cluster/admin.conf
+IMAGE   := .cache/image/cohdi-agent.tar
+LIBDIR  := .cache/nvml
+CHASSIS ?= test/chassis/demo.yaml
+RUN     ?= .
+
+# What needs a cluster of its own and takes minutes is not part of the unit tests.
+UNITS = $(shell go list ./... | grep -v -e /test/e2e -e /test/demo)
+
+.DEFAULT_GOAL := help
+.PHONY: help
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+##### The main job
+
+.PHONY: demo
+demo: tools programs image ## Show the main job on a real cluster: KEEP=1 leaves it up
+	go run ./test/demo
+
+.PHONY: test
+test: static unit-race e2e ## Every test that takes less than half an hour
+
+.PHONY: test-long
+test-long: tools programs image ## Tests that take longer
+	go test -count=1 -timeout=3h ./test/e2e/... -long
+
+##### The inner loop
+
+.PHONY: check
+check: static unit ## Format, lint (once make lint has built the linter), vet and unit tests
+
+.PHONY: static
+static: format
+	@if [ -x $(BIN)/golangci-lint ]; then echo $(BIN)/golangci-lint run; $(BIN)/golangci-lint run; fi
+	go vet ./...
+
+.PHONY: format
+format: ## Fail if a Go file is not formatted
+	@files="$$(git ls-files --cached --others --exclude-standard '*.go' | xargs -r gofmt -l)"; \
+	if [ -n "$$files" ]; then echo "not formatted, run gofmt -w on:"; echo "$$files"; exit 1; fi
+
+.PHONY: lint
+lint: ## Build the linter if needed, and run it
+	go run ./test/tools golangci-lint
+	$(BIN)/golangci-lint run
+
+.PHONY: unit
+unit: ## Unit tests
+	go test $(UNITS)
+
+.PHONY: unit-race
+unit-race: ## Unit tests with the race detector
+	go test -race $(UNITS)
+
+.PHONY: e2e
+e2e: tools programs image ## End-to-end tests on a real cluster: RUN=regex chooses
+	go test -count=1 -timeout=25m -v -run '$(RUN)' ./test/e2e/...
+
+.PHONY: cluster
+cluster: tools programs ## Start a cluster that stays
+	$(CLUSTER) up --chassis $(CHASSIS)
+
+.PHONY: deploy
+deploy: image ## Install the agent in the cluster as a user does, for the simulated chassis
+	$(CLUSTER) import $(IMAGE)
+	$(KUBECTL) apply -f deploy/daemonset.yaml
+	$(KUBECTL) rollout status -n cohdi-system daemonset/cohdi-agent --timeout=120s
+
+.PHONY: status
+status: ## Show the cluster
+	$(CLUSTER) status
+
+.PHONY: cluster-down
+cluster-down: $(CLUSTER) ## Take the cluster down
+	$(CLUSTER) down
+
+##### What it is made of
+
+.PHONY: tools
+tools: ## Build etcd, Kubernetes and containerd; install the Debian packages that tests need
+	go run ./test/tools
+
+.PHONY: programs
+programs: $(CLUSTER) ## Build the simulator, its driver library and the cluster program
+	go build -o $(BIN)/cohdi-sim ./cmd/cohdi-sim
+	$(MAKE) --no-print-directory -s -C test/nvml OUT=$(CURDIR)/$(LIBDIR)
+
+# The Go tool knows best whether this is up to date.
+.PHONY: $(CLUSTER)
+$(CLUSTER):
+	go build -o $(CLUSTER) ./test/cluster
+
+.PHONY: image
+image: ## Build the agent's image, without a container engine
+	go run ./test/image -archive $(IMAGE)
+
+.PHONY: clean
+clean: $(CLUSTER) ## Take the cluster down and remove everything that was built
+	$(CLUSTER) down
+	rm -rf .cache
