@@ -4,6 +4,7 @@ package attach
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/cohdi/cohdi-agent/internal/device"
@@ -54,7 +55,7 @@ func (o *Observation) fail(reason string, blame device.Blame, format string, arg
 }
 
 func (o *Observation) list() Decision {
-	if next := o.ListTriedAt.Add(o.Settings.Busy); o.ListFault != nil && o.Now.Before(next) {
+	if next := o.ListTriedAt.Add(o.Settings.Busy); !o.listDue() {
 		if d := o.deadline(); d.After(o.Now) && d.Before(next) {
 			next = d // passes meanwhile
 		}
@@ -85,6 +86,14 @@ func (o *Observation) storeIntent() Decision {
 func (o *Observation) storeDevice() Decision {
 	d := o.store("the manager attached %s", o.candidate())
 	d.Lease.FabricDevice, d.Lease.ChangedAt = o.candidate(), o.Now
+	return d
+}
+
+// storeLeft forgets a device that was there before the call and is not any more. If it comes back, it
+// answers the call.
+func (o *Observation) storeLeft() Decision {
+	d := o.store("another unit's device was detached meanwhile")
+	d.Lease.SetBefore = slices.DeleteFunc(slices.Clone(o.Lease.SetBefore), func(id string) bool { return !o.lists(id) })
 	return d
 }
 
@@ -129,13 +138,17 @@ func (o *Observation) waitForDetach() Decision {
 }
 
 func (o *Observation) failUnknownModel() Decision {
-	return o.fail("UnknownModel", device.BlameModel, "the agent's configuration on this node has no model %q", o.Lease.Model)
+	return o.fail("UnknownModel", device.BlameNode, "the agent's configuration on this node has no model %q", o.Lease.Model)
 }
 
 func (o *Observation) failRefused() Decision {
 	f := o.Last.Fault
-	d := o.fail(string(f.Class), blameOf(f.Class), "%v", f)
-	d.Lease.AskedAt, d.Lease.SetBefore = time.Time{}, nil // nothing can come of it
+	return nothingComes(o.fail(string(f.Class), blameOf(f.Class), "%v", f))
+}
+
+// nothingComes forgets the call: it was not sent, or was refused.
+func nothingComes(d Decision) Decision {
+	d.Lease.AskedAt, d.Lease.SetBefore = time.Time{}, nil
 	return d
 }
 
@@ -149,14 +162,18 @@ func (o *Observation) failLate() Decision {
 	case o.Last != nil && o.Last.Fault != nil:
 		why = o.Last.Fault.Error()
 	}
-	return o.fail("AttachTimeout", device.BlameUnit, "not attached within %s: %s", o.Settings.Deadline, why)
+	d := o.fail("AttachTimeout", device.BlameUnit, "not attached within %s: %s", o.Settings.Deadline, why)
+	if o.MaySend || o.refused() {
+		return nothingComes(d)
+	}
+	return d
 }
 
 func (o *Observation) failUnseen() Decision {
 	d := o.fail("NotUsable", device.BlameNode, "%s was attached by the fabric manager but could not be used within %s: %s",
 		o.Lease.FabricDevice, o.Settings.Deadline, o.unseen())
 	d.Lease.UUID = o.identity()
-	if f := o.unbound(); f != nil {
+	if f := o.newcomer(); f != nil {
 		d.Lease.PCI = f.Address // what is to be taken off the bus before it goes back
 	}
 	return d

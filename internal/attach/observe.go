@@ -62,6 +62,21 @@ func (o *Observation) candidate() string {
 	return ""
 }
 
+// lists tells whether the fabric lists the device on this machine.
+func (o *Observation) lists(id string) bool {
+	return slices.ContainsFunc(o.Here, func(d device.OnFabric) bool { return d.ID == id })
+}
+
+// left: a device of before the call is gone. The manager may give that very device for this call.
+func (o *Observation) left() bool {
+	return slices.ContainsFunc(o.Lease.SetBefore, func(id string) bool { return !o.lists(id) })
+}
+
+// listDue: the list may be asked for again, after a failure not at once.
+func (o *Observation) listDue() bool {
+	return o.ListFault == nil || !o.Now.Before(o.ListTriedAt.Add(o.Settings.Busy))
+}
+
 // onFabric is the unit's device in the fabric's list.
 func (o *Observation) onFabric() *device.OnFabric {
 	for i, d := range o.Here {
@@ -81,12 +96,12 @@ func (o *Observation) identity() device.GPUUUID {
 }
 
 // function is the unit's device on the bus: where NVML shows its identity, else at the stored address
-// unless NVML shows another GPU there.
+// unless NVML shows another GPU there, or another unit's device was seen there last.
 func (o *Observation) function() *Function {
 	if g := o.usable(o.identity()); g != nil {
 		return o.functionAt(g.Address)
 	}
-	if slices.ContainsFunc(o.NVML, func(g GPU) bool { return g.Address == o.Lease.PCI && g.UUID != "" }) {
+	if slices.ContainsFunc(o.NVML, func(g GPU) bool { return g.Address == o.Lease.PCI && g.UUID != "" }) || o.Taken[o.Lease.PCI] {
 		return nil
 	}
 	return o.functionAt(o.Lease.PCI)
@@ -152,8 +167,28 @@ func (o *Observation) unlisted() *Function {
 	return nil
 }
 
+// newcomer is the one function that came to the bus since the call was prepared and that NVML does not
+// show; nil if there is none, or several, or it is not known what was there before.
+func (o *Observation) newcomer() *Function {
+	var found *Function
+	for i, f := range o.Bus {
+		known := slices.ContainsFunc(o.NVML, func(g GPU) bool { return g.Address == f.Address })
+		if o.BusBefore == nil || o.BusBefore[f.Address] || o.Taken[f.Address] || known {
+			continue
+		}
+		if found != nil {
+			return nil
+		}
+		found = &o.Bus[i]
+	}
+	return found
+}
+
 // nothingNew: every function on the bus is known to NVML as another GPU.
 func (o *Observation) nothingNew() bool { return o.unbound() == nil && o.unlisted() == nil }
+
+// mayRescan: it is time to, and no other unit's device that is on its way out would come back by it.
+func (o *Observation) mayRescan() bool { return o.due(Rescan) && !o.Leaving }
 
 // due: the action was not tried lately. The kernel gets a while to show and bind a device by itself
 // before it is asked to.

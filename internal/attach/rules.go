@@ -85,6 +85,7 @@ func attaching() []rule {
 		{"stored and unwanted", asked(func(o *Observation) bool { return o.MaySend && o.unwanted() }), func(o *Observation) Decision {
 			return o.do(Delete, "its claim is gone and nothing was asked of the fabric")
 		}},
+		{"stored, too late", asked(func(o *Observation) bool { return o.MaySend && o.late() }), (*Observation).failLate},
 		{"too late, list fails", func(o *Observation) bool { return o.late() && !o.Fresh && o.ListFault != nil }, (*Observation).failLate},
 		{"machine busy", asked(func(o *Observation) bool { return o.MachineBusy }), (*Observation).waitForMachine},
 		{"look again", func(o *Observation) bool { return !o.Fresh }, (*Observation).list},
@@ -93,7 +94,6 @@ func attaching() []rule {
 		}},
 		{"stored, machine changed", asked(func(o *Observation) bool { return o.MaySend }), (*Observation).storeIntent},
 		// Its outcome.
-		{"one came", asked(func(o *Observation) bool { return o.candidate() != "" }), (*Observation).storeDevice},
 		{"refused, unwanted", asked(func(o *Observation) bool { return o.refused() && o.unwanted() }), func(o *Observation) Decision {
 			return o.do(Delete, "its claim is gone and the manager attached nothing")
 		}},
@@ -103,6 +103,8 @@ func attaching() []rule {
 			return o.waitUntil(o.Last.At.Add(o.Settings.Busy), "the manager is asked again: %v", o.Last.Fault)
 		}},
 		{"refused, ask again", asked((*Observation).refused), (*Observation).storeIntent},
+		{"one came", asked(func(o *Observation) bool { return o.candidate() != "" }), (*Observation).storeDevice},
+		{"one left meanwhile", asked(func(o *Observation) bool { return o.left() }), (*Observation).storeLeft},
 		{"unknown, may still come", asked(func(o *Observation) bool { return !o.settled() }), (*Observation).lookWhileUnknown},
 		{"nothing came, unwanted", asked((*Observation).unwanted), func(o *Observation) Decision {
 			return o.do(Delete, "its claim is gone and nothing was attached")
@@ -127,7 +129,7 @@ func attaching() []rule {
 		{"not in NVML", func(o *Observation) bool { return o.unlisted() != nil && o.due(Discover) }, func(o *Observation) Decision {
 			return o.do(Discover, "%s is on the bus, NVML does not show it yet", o.unlisted().Address)
 		}},
-		{"not on the bus", func(o *Observation) bool { return o.nothingNew() && o.due(Rescan) }, func(o *Observation) Decision {
+		{"not on the bus", func(o *Observation) bool { return o.nothingNew() && o.mayRescan() }, func(o *Observation) Decision {
 			return o.do(Rescan, "%s is attached but did not appear on the bus by itself", o.Lease.FabricDevice)
 		}},
 		{"coming", always, func(o *Observation) Decision {
@@ -147,8 +149,8 @@ func attached() []rule {
 			d.Lease.PCI = o.moved().Address
 			return d
 		}},
-		{"unseen, look", unseen(func(o *Observation) bool { return !o.Fresh }), (*Observation).list},
-		{"taken away", unseen(func(o *Observation) bool { return o.onFabric() == nil }), func(o *Observation) Decision {
+		{"unseen, look", unseen(func(o *Observation) bool { return !o.Fresh && o.listDue() }), (*Observation).list},
+		{"taken away", unseen(func(o *Observation) bool { return o.Fresh && o.onFabric() == nil }), func(o *Observation) Decision {
 			return o.fail("Vanished", device.BlameUnit, "%s is gone from %s, and the fabric manager no longer lists it on this machine",
 				o.Lease.UUID, o.Lease.PCI)
 		}},
@@ -157,7 +159,7 @@ func attached() []rule {
 		{"not in NVML", unseen(func(o *Observation) bool { return o.unlisted() != nil && o.due(Discover) }), func(o *Observation) Decision {
 			return o.do(Discover, "NVML does not show %s", o.Lease.UUID)
 		}},
-		{"off the bus", unseen(func(o *Observation) bool { return o.nothingNew() && o.due(Rescan) }), func(o *Observation) Decision {
+		{"off the bus", unseen(func(o *Observation) bool { return o.nothingNew() && o.mayRescan() }), func(o *Observation) Decision {
 			return o.do(Rescan, "%s is attached but not on the bus", o.Lease.FabricDevice)
 		}},
 		{"unusable", unseen(always), func(o *Observation) Decision {
@@ -166,11 +168,14 @@ func attached() []rule {
 		{"drained by mistake", func(o *Observation) bool { return o.usable(o.Lease.UUID).Draining && o.due(Undrain) }, func(o *Observation) Decision {
 			return o.do(Undrain, "it was called back and is wanted again")
 		}},
+		{"still drained", func(o *Observation) bool { return o.usable(o.Lease.UUID).Draining }, func(o *Observation) Decision {
+			return o.waitUntil(o.nextLook(), "the driver still drains it%s", because(o.Tried[Undrain].Err))
+		}},
 		{"tell", func(o *Observation) bool { return o.mustTell() && o.due(Tell) }, func(o *Observation) Decision {
 			return o.do(Tell, "%s can be used", o.Lease.UUID)
 		}},
 		{"telling failed", (*Observation).mustTell, func(o *Observation) Decision {
-			return o.waitUntil(o.nextLook(), "the claim could not be told yet: %v", o.Tried[Tell].Err)
+			return o.waitUntil(o.nextLook(), "the claim could not be told yet%s", because(o.Tried[Tell].Err))
 		}},
 		{"in use", func(o *Observation) bool { return !o.Lease.Attempt.IsZero() }, func(o *Observation) Decision {
 			return o.wait("serves claim %s", o.Lease.Attempt.Claim())
@@ -207,10 +212,15 @@ func releasing() []rule {
 	drained := (*Observation).drained
 	return []rule{
 		{"which one, look", func(o *Observation) bool { return o.Lease.UUID == "" && o.Lease.FabricDevice != "" && !o.Fresh }, (*Observation).list},
-		{"wanted again", onBus(func(o *Observation) bool { return !o.Lease.Attempt.IsZero() && !o.Lease.Deleting }), func(o *Observation) Decision {
+		{"wanted again, drained", onBus(func(o *Observation) bool {
+			return !o.Lease.Attempt.IsZero() && o.usable(o.identity()) != nil && drained(o) && o.due(Undrain)
+		}), func(o *Observation) Decision {
+			return o.do(Undrain, "claim %s was allocated meanwhile", o.Lease.Attempt.Claim())
+		}},
+		{"wanted again", onBus(func(o *Observation) bool { return !o.Lease.Attempt.IsZero() }), func(o *Observation) Decision {
 			return o.phase(device.Attached, "claim "+o.Lease.Attempt.Claim()+" was allocated meanwhile")
 		}},
-		{"still prepared", onBus((*Observation).prepared), func(o *Observation) Decision {
+		{"still prepared", (*Observation).prepared, func(o *Observation) Decision { // off the bus too: a container may have it
 			return o.wait("it is still prepared for a claim")
 		}},
 		{"drained by a former run", onBus(func(o *Observation) bool { return o.blind() && o.due(Undrain) }), (*Observation).undrainBlind},
@@ -220,7 +230,7 @@ func releasing() []rule {
 			return o.do(Drain, "nobody uses it")
 		}},
 		{"not drained", onBus(func(o *Observation) bool { return !drained(o) }), func(o *Observation) Decision {
-			return o.waitUntil(o.nextLook(), "the driver did not let it go: %v", o.Tried[Drain].Err)
+			return o.waitUntil(o.nextLook(), "the driver did not let it go%s", because(o.Tried[Drain].Err))
 		}},
 		{"opened meanwhile?", onBus(func(o *Observation) bool { return o.scanDue(o.Settings.Look) || !o.HoldersAt.After(o.Tried[Drain].At) }), (*Observation).findHolders},
 		{"opened meanwhile", onBus(func(o *Observation) bool { return o.held() && o.usable(o.identity()) != nil && o.due(Undrain) }), func(o *Observation) Decision {
@@ -231,7 +241,7 @@ func releasing() []rule {
 			return o.do(Remove, "it is drained")
 		}},
 		{"not off the bus", onBus(always), func(o *Observation) Decision {
-			return o.waitUntil(o.nextLook(), "the kernel did not remove %s: %v", o.Lease.PCI, o.Tried[Remove].Err)
+			return o.waitUntil(o.nextLook(), "the kernel did not remove %s%s", o.function().Address, because(o.Tried[Remove].Err))
 		}},
 		{"machine busy", func(o *Observation) bool { return o.MachineBusy }, (*Observation).waitForMachine},
 		{"look", func(o *Observation) bool { return !o.Fresh }, (*Observation).list},
@@ -262,8 +272,10 @@ func failed() []rule {
 		}
 	}
 	return []rule{
+		{"machine busy", unsettled(func(o *Observation) bool { return o.MachineBusy }), (*Observation).waitForMachine},
 		{"it may have come, look", unsettled(func(o *Observation) bool { return !o.Fresh }), (*Observation).list},
 		{"it came after all", unsettled(func(o *Observation) bool { return o.candidate() != "" }), (*Observation).storeDevice},
+		{"one left meanwhile", unsettled(func(o *Observation) bool { return o.left() }), (*Observation).storeLeft},
 		{"it may still come", unsettled(func(o *Observation) bool { return !o.settled() }), (*Observation).lookWhileUnknown},
 		{"not taken back yet", func(o *Observation) bool { return !o.Lease.Attempt.IsZero() }, func(o *Observation) Decision {
 			return o.wait("failed (%s); the scheduler takes the allocation back", o.Lease.Failure.Reason)
@@ -306,6 +318,14 @@ func blameOf(c device.FaultClass) device.Blame {
 		return device.BlameUnit
 	}
 	return device.BlameUnit
+}
+
+// because appends the error of the last try, if there was one.
+func because(err error) string {
+	if err == nil {
+		return ""
+	}
+	return ": " + err.Error()
 }
 
 // holders prints who has the device open, cut to what a person reads.

@@ -90,6 +90,14 @@ type Observation struct {
 	NVML      []GPU
 	NVMLState string
 
+	// Taken are the addresses at which other units of this machine are attached. BusBefore is what was on
+	// the bus when the intent was stored, nil where this process did not store it.
+	Taken     map[device.PCIAddress]bool
+	BusBefore map[device.PCIAddress]bool
+
+	// Leaving: another unit's device is being taken off the bus, or is off it and about to leave the fabric.
+	Leaving bool
+
 	// Prepared: the plugin has the device prepared for a claim; PreparedKnown is false while the
 	// checkpoint is being rebuilt.
 	Prepared      bool

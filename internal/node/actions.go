@@ -31,7 +31,7 @@ func (l *Loop) ended(lease device.Lease, k attach.Kind, at time.Time, err error)
 	mem.tried[k] = attach.Try{At: at, Err: err}
 	switch k {
 	case attach.SendAttach, attach.SendDetach:
-		l.machine.changedAt = at
+		l.machine.changes++
 		mem.maySend = time.Time{}
 		mem.last = &attach.Result{At: at, Fault: fault(string(k), err)}
 	case attach.Tell:
@@ -99,14 +99,16 @@ func (l *Loop) onHost(ctx context.Context, k attach.Kind, a device.PCIAddress) e
 }
 
 func (l *Loop) list(ctx context.Context) error {
-	asked := l.cfg.Clock.Now()
+	l.mu.Lock()
+	asked := l.machine.changes
+	l.mu.Unlock()
 	here, err := l.cfg.Manager.ListAttached(ctx, l.cfg.Machine)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.machine.listing, l.machine.triedAt = false, l.cfg.Clock.Now()
 	l.machine.fault = fault("list what is attached to machine "+string(l.cfg.Machine), err)
 	if err == nil {
-		l.machine.here, l.machine.askedAt = here, asked
+		l.machine.here, l.machine.current = here, asked
 	}
 	return err
 }

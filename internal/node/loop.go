@@ -65,18 +65,23 @@ type unit struct {
 	last    *attach.Result
 	tried   map[attach.Kind]attach.Try
 	told    device.Attempt
+	// taking is the fabric device that is being stored as this unit's: no other unit may take it.
+	taking string
+	// before is what was on the bus when the intent was decided.
+	before  map[device.PCIAddress]bool
 	holders []string
 	scanned time.Time
 }
 
 // machine is what the loop remembers of the fabric's view of this machine.
 type machine struct {
-	here      []device.OnFabric
-	askedAt   time.Time // when the list was asked for
-	triedAt   time.Time
-	fault     *device.Fault
-	listing   bool
-	changedAt time.Time // when the last changing call ended
+	here    []device.OnFabric
+	triedAt time.Time // when the last listing ended
+	fault   *device.Fault
+	listing bool
+	// changes counts the ends of changing calls; current is that count when here was asked for, so that
+	// it does not depend on the clock what was asked first. It is -1 before the first list.
+	changes, current int
 }
 
 // UnitStatus is one line of `cohdi-agent status`.
@@ -95,6 +100,7 @@ func New(cfg Config) *Loop {
 	return &Loop{
 		cfg: cfg, poked: make(chan struct{}, 1),
 		units: map[device.Unit]*unit{}, status: map[device.Unit]UnitStatus{},
+		machine: machine{current: -1},
 	}
 }
 
@@ -139,6 +145,7 @@ func (l *Loop) Step(ctx context.Context) time.Time {
 		klog.FromContext(ctx).Error(err, "the host's GPUs cannot be observed; nothing is decided until they can")
 		return l.cfg.Clock.Now().Add(l.cfg.Settings.Busy)
 	}
+	leases = l.mine(ctx) // looking at the host takes a while, in which actions end
 	l.forgetAllBut(leases)
 	var wake time.Time
 	for _, lease := range leases {
@@ -153,8 +160,9 @@ func (l *Loop) Step(ctx context.Context) time.Time {
 	return wake
 }
 
-// mine returns the leases that this node holds: of this Node object and this machine, in the order in
-// which they were taken, so that units that wait for the machine do not overtake.
+// mine returns the leases that this node holds: those of its machine, in the order in which they were
+// taken, so that units that wait for the machine do not overtake. What is attached to the machine stays
+// ours when its Node object is made anew; a Node of the same name on another machine is not the holder.
 func (l *Loop) mine(ctx context.Context) []device.Lease {
 	all := l.cfg.Leases.List()
 	leases := make([]device.Lease, 0, len(all))
@@ -162,9 +170,9 @@ func (l *Loop) mine(ctx context.Context) []device.Lease {
 		if lease.Node != l.cfg.Node || lease.Fabric != l.cfg.Fabric {
 			continue
 		}
-		if lease.Machine != l.cfg.Machine || (lease.NodeUID != "" && lease.NodeUID != l.cfg.NodeUID) {
-			klog.FromContext(ctx).V(2).Info("A device lease names this node but another Node object or machine; it is left alone",
-				"unit", lease.Unit, "machine", lease.Machine, "nodeUID", lease.NodeUID)
+		if lease.Machine != l.cfg.Machine {
+			klog.FromContext(ctx).V(2).Info("A device lease names this node but another machine; it is left alone",
+				"unit", lease.Unit, "machine", lease.Machine)
 			continue
 		}
 		leases = append(leases, lease)
@@ -200,9 +208,10 @@ func (l *Loop) decide(lease device.Lease, all []device.Lease, sight Sight) attac
 	o := attach.Observation{
 		Now: now, Settings: l.cfg.Settings, Lease: lease, FabricModel: l.cfg.Model(lease.Model),
 		Here: l.machine.here, Fresh: l.machine.fresh(now, l.cfg.FreshFor), ListFault: l.machine.fault, ListTriedAt: l.machine.triedAt,
-		Claimed: claimed(lease, all), Running: mem.running, MachineBusy: l.busyBut(lease.Unit),
+		Claimed: l.claimed(lease, all), Running: mem.running, MachineBusy: l.busyBut(lease.Unit),
 		MaySend: !mem.maySend.IsZero() && mem.maySend.Equal(lease.AskedAt), Last: mem.last, Tried: mem.tried,
 		Bus: sight.Bus, NVML: sight.NVML, NVMLState: sight.NVMLState,
+		Taken: taken(lease, all), BusBefore: mem.before, Leaving: l.leavingBut(lease.Unit, now),
 		Prepared: prepared, PreparedKnown: known, Holders: mem.holders, HoldersAt: mem.scanned,
 		Told: !lease.Attempt.IsZero() && mem.told == lease.Attempt,
 	}
@@ -212,6 +221,12 @@ func (l *Loop) decide(lease device.Lease, all []device.Lease, sight Sight) attac
 	}
 	if d.Kind != attach.Wait {
 		mem.running = d.Kind
+	}
+	switch {
+	case d.Kind == attach.StoreIntent:
+		mem.before = addresses(sight.Bus)
+	case d.Kind == attach.Store && d.Lease.FabricDevice != lease.FabricDevice:
+		mem.taking = d.Lease.FabricDevice
 	}
 	l.machine.listing = l.machine.listing || d.Kind == attach.ListFabric
 	l.status[lease.Unit] = UnitStatus{Lease: lease, Doing: d.Kind, Why: d.Why, Wake: d.Wake}
@@ -228,7 +243,10 @@ func (l *Loop) memory(lease device.Lease) *unit {
 		mem = &unit{key: key, attempt: lease.Attempt, tried: map[attach.Kind]attach.Try{}}
 		l.units[lease.Unit] = mem
 	case mem.key != key && mem.running == "":
-		*mem = unit{key: key, attempt: lease.Attempt, tried: map[attach.Kind]attach.Try{}, told: mem.told, maySend: mem.maySend}
+		*mem = unit{key: key, attempt: lease.Attempt, tried: map[attach.Kind]attach.Try{}, told: mem.told, maySend: mem.maySend, before: mem.before}
+	}
+	if lease.Phase != device.Assigned && lease.Phase != device.Attaching {
+		mem.maySend = time.Time{} // given up before it was sent: the machine is free for others
 	}
 	if mem.attempt != lease.Attempt {
 		mem.attempt, mem.holders, mem.scanned = lease.Attempt, nil, time.Time{}
@@ -254,18 +272,60 @@ func (l *Loop) busyBut(u device.Unit) bool {
 	return false
 }
 
-func claimed(lease device.Lease, all []device.Lease) map[string]bool {
+// leavingBut: another unit's device is being taken off the bus, or was a moment ago, or off the fabric.
+func (l *Loop) leavingBut(u device.Unit, now time.Time) bool {
+	for other, mem := range l.units {
+		if other == u {
+			continue
+		}
+		off := mem.tried[attach.Remove]
+		if mem.running == attach.Remove || mem.running == attach.SendDetach ||
+			!off.At.IsZero() && off.Err == nil && now.Before(off.At.Add(l.cfg.Settings.Busy)) {
+			return true
+		}
+	}
+	return false
+}
+
+// claimed are the fabric devices of other units, those included whose lease is only being written: a
+// device that came answers one call.
+func (l *Loop) claimed(lease device.Lease, all []device.Lease) map[string]bool {
 	ids := map[string]bool{}
 	for _, other := range all {
 		if other.Unit != lease.Unit && other.FabricDevice != "" {
 			ids[other.FabricDevice] = true
 		}
 	}
+	for other, mem := range l.units {
+		if other != lease.Unit && mem.taking != "" {
+			ids[mem.taking] = true
+		}
+	}
 	return ids
 }
 
+// taken are the addresses where other units are attached.
+func taken(lease device.Lease, all []device.Lease) map[device.PCIAddress]bool {
+	at := map[device.PCIAddress]bool{}
+	for _, other := range all {
+		if other.Unit != lease.Unit && other.Phase == device.Attached && !other.PCI.IsZero() {
+			at[other.PCI] = true
+		}
+	}
+	return at
+}
+
+func addresses(bus []attach.Function) map[device.PCIAddress]bool {
+	at := make(map[device.PCIAddress]bool, len(bus))
+	for _, f := range bus {
+		at[f.Address] = true
+	}
+	return at
+}
+
+// fresh: the list ended a moment ago, and was asked for after the last changing call ended.
 func (m *machine) fresh(now time.Time, most time.Duration) bool {
-	return m.fault == nil && !m.askedAt.IsZero() && !m.askedAt.Before(m.changedAt) && now.Sub(m.askedAt) <= most
+	return m.fault == nil && m.current == m.changes && now.Sub(m.triedAt) <= most
 }
 
 // Status returns a line per unit, in the order of their names.

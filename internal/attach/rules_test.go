@@ -1,0 +1,531 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package attach
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cohdi/cohdi-agent/internal/device"
+)
+
+var (
+	now      = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	settings = Settings{
+		Deadline: 4 * time.Minute, Settle: 3 * time.Minute, Look: 5 * time.Second, Appear: 6 * time.Second,
+		Retry: 2 * time.Second, Busy: 7 * time.Second, Hold: 30 * time.Second, RetryAfter: 5 * time.Minute,
+	}
+	onCall = device.Attempt{Namespace: "a", Name: "c1", UID: "u1", AllocatedAt: "2026-01-02T03:04:04Z", Node: "n1", Pool: "fabric-0", Entry: "a100-0"}
+	ready  = device.Attempt{Namespace: "a", Name: "c2", UID: "u2", AllocatedAt: "2026-01-02T03:04:04Z", Node: "n1", Pool: "fabric-0", Entry: "a100-0-ready"}
+	slot   = device.PCIAddress{Bus: 0x3b}
+	other  = device.PCIAddress{Bus: 0x3c}
+	errTry = errors.New("it did not work")
+)
+
+const (
+	ours  = device.GPUUUID("GPU-00000000-0000-4000-8000-000000000001")
+	alien = device.GPUUUID("GPU-00000000-0000-4000-8000-000000000002")
+	model = "NVIDIA-A100"
+)
+
+func ago(d time.Duration) time.Time { return now.Add(-d) }
+
+// mod is one part of a situation.
+type mod func(*Observation)
+
+// The situations below are told as changes to a calm one: the phase's lease in the middle of its way, the
+// world as that phase expects it.
+func calm(p device.Phase) Observation {
+	o := Observation{
+		Now: now, Settings: settings, FabricModel: model, Fresh: true, ListTriedAt: ago(time.Second), PreparedKnown: true,
+		Tried: map[Kind]Try{},
+		Lease: device.Lease{
+			Fabric: "0", Unit: "a100-0", Model: "a100", Node: "n1", Machine: "m1", Phase: p,
+			AcquiredAt: ago(time.Minute), ChangedAt: ago(time.Second),
+		},
+	}
+	switch p {
+	case device.Assigned:
+		o.Lease.Attempt = onCall
+	case device.Attaching:
+		o.Lease.Attempt, o.Lease.AskedAt = onCall, ago(10*time.Second)
+	case device.Attached:
+		o.with(attached1, here(ours), bound, seen(ours))
+	case device.Releasing:
+		o.with(attached1, here(ours), bound, seen(ours), scanned(time.Second))
+	case device.Failed:
+		o.Lease.Failure = device.Failure{Reason: "Vanished", Blame: device.BlameUnit, RetryAfter: now.Add(time.Minute)}
+	}
+	return o
+}
+
+func (o *Observation) with(mods ...mod) {
+	for _, m := range mods {
+		m(o)
+	}
+}
+
+func attached1(o *Observation) {
+	o.Lease.FabricDevice, o.Lease.UUID, o.Lease.PCI = "d1", ours, slot
+}
+func became(o *Observation)       { o.Lease.FabricDevice = "d1" }
+func anonymous(o *Observation)    { o.Lease.UUID, o.Lease.PCI = "", device.PCIAddress{} }
+func nobody(o *Observation)       { o.Lease.Attempt = device.Attempt{} }
+func serves(a device.Attempt) mod { return func(o *Observation) { o.Lease.Attempt = a } }
+func deleting(o *Observation)     { o.Lease.Deleting = true }
+func late(o *Observation)         { o.Lease.AcquiredAt = ago(time.Hour) }
+func machineBusy(o *Observation)  { o.MachineBusy = true }
+func stale(o *Observation)        { o.Fresh = false }
+func running(k Kind) mod          { return func(o *Observation) { o.Running = k } }
+func maySend(o *Observation)      { o.MaySend = true }
+func told(o *Observation)         { o.Told = true }
+func settled(o *Observation)      { o.Lease.AskedAt = ago(time.Hour) }
+func never(o *Observation)        { o.Lease.AskedAt = time.Time{} }
+func looked(d time.Duration) mod  { return func(o *Observation) { o.ListTriedAt = ago(d) } }
+func before(ids ...string) mod    { return func(o *Observation) { o.Lease.SetBefore = ids } }
+func claimed(id string) mod       { return func(o *Observation) { o.Claimed = map[string]bool{id: true} } }
+func noModel(o *Observation)      { o.FabricModel = "" }
+func listFails(d time.Duration) mod {
+	return func(o *Observation) {
+		o.Fresh, o.ListTriedAt = false, ago(d)
+		o.ListFault = &device.Fault{Class: device.FaultUnreachable, Op: "list"}
+	}
+}
+
+func answered(c device.FaultClass, d time.Duration) mod {
+	return func(o *Observation) {
+		o.Last = &Result{At: ago(d)}
+		if c != "" {
+			o.Last.Fault = &device.Fault{Class: c, Op: "attach one NVIDIA-A100", Message: "the manager's words"}
+		}
+	}
+}
+
+func here(uuid device.GPUUUID) mod {
+	return func(o *Observation) { o.Here = append(o.Here, device.OnFabric{ID: "d1", Model: model, UUID: uuid}) }
+}
+func notHere(o *Observation) { o.Here = nil }
+func alsoHere(id, model string) mod {
+	return func(o *Observation) { o.Here = append(o.Here, device.OnFabric{ID: id, Model: model, UUID: alien}) }
+}
+func critical(o *Observation) { o.Here[0].Health = device.HealthCritical }
+func bound(o *Observation)    { o.Bus = []Function{{Address: slot, Driver: "nvidia"}} }
+func unbound(o *Observation)  { o.Bus = []Function{{Address: slot, Problem: "no space for BAR 1"}} }
+func offBus(o *Observation)   { o.Bus, o.NVML = nil, nil }
+func at(a device.PCIAddress) mod {
+	return func(o *Observation) { o.Bus[0].Address, o.NVML[0].Address = a, a }
+}
+func seen(uuid device.GPUUUID) mod {
+	return func(o *Observation) { o.NVML = []GPU{{Address: slot, UUID: uuid}} }
+}
+func unseen(o *Observation)   { o.NVML = nil }
+func silent(o *Observation)   { o.NVML, o.NVMLState = nil, "driver not loaded" }
+func draining(o *Observation) { o.NVML[0].Draining = true }
+func tried(k Kind, d time.Duration, err error) mod {
+	return func(o *Observation) { o.Tried[k] = Try{At: ago(d), Err: err} }
+}
+func changed(d time.Duration) mod { return func(o *Observation) { o.Lease.ChangedAt = ago(d) } }
+func prepared(o *Observation)     { o.Prepared = true }
+func unknown(o *Observation)      { o.PreparedKnown = false }
+func noted(o *Observation)        { o.Lease.PreparedFor = []string{"u2"} }
+func idle(o *Observation)         { o.Lease.IdleSince = ago(time.Minute) }
+func scanned(d time.Duration) mod { return func(o *Observation) { o.HoldersAt = ago(d) } }
+func heldBy(who ...string) mod    { return func(o *Observation) { o.Holders = who } }
+func toldHeld(o *Observation)     { o.Lease.HeldBy = strings.Join(o.Holders, ", ") }
+func over(o *Observation)         { o.Lease.Failure.RetryAfter = ago(time.Second) }
+func skewed(o *Observation)       { o.Lease.Failure.RetryAfter = now.Add(24 * time.Hour) }
+func taken(o *Observation)        { o.Taken = map[device.PCIAddress]bool{slot: true} }
+func leaving(o *Observation)      { o.Leaving = true }
+
+type row struct {
+	situation string
+	mods      []mod
+	rule      string
+	want      Kind
+	wake      time.Duration // from now; zero is none
+	check     func(*testing.T, Decision)
+}
+
+func with(mods ...mod) []mod { return mods }
+
+// table is the policy as situations; each rule of rules.go is the answer to one at least.
+var table = map[device.Phase][]row{
+	device.Assigned: {
+		{situation: "fresh list", rule: "write ahead", want: StoreIntent, check: func(t *testing.T, d Decision) {
+			want := device.Lease{Phase: device.Attaching, AskedAt: now, ChangedAt: now, SetBefore: []string{}}
+			got := device.Lease{Phase: d.Lease.Phase, AskedAt: d.Lease.AskedAt, ChangedAt: d.Lease.ChangedAt, SetBefore: d.Lease.SetBefore}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("intent (-want +got):\n%s", diff)
+			}
+		}},
+		{situation: "other devices are there", mods: with(alsoHere("d9", model), alsoHere("d2", "H100")), rule: "write ahead", want: StoreIntent, check: func(t *testing.T, d Decision) {
+			if diff := cmp.Diff([]string{"d2", "d9"}, d.Lease.SetBefore); diff != "" {
+				t.Errorf("set before (-want +got):\n%s", diff)
+			}
+		}},
+		{situation: "list is old", mods: with(stale), rule: "look first", want: ListFabric},
+		{situation: "list failed just now", mods: with(listFails(time.Second)), rule: "look first", want: Wait, wake: 6 * time.Second},
+		{situation: "list failed a while ago", mods: with(listFails(time.Minute)), rule: "look first", want: ListFabric},
+		{situation: "claim gone", mods: with(nobody), rule: "nobody wants it", want: Delete},
+		{situation: "lease deleted by a person", mods: with(deleting), rule: "nobody wants it", want: Delete},
+		{situation: "model not configured here", mods: with(noModel), rule: "unknown model", want: Store, check: failed1("UnknownModel", device.BlameNode)},
+		{situation: "deadline passed in the queue", mods: with(late, machineBusy), rule: "too late", want: Store, check: failed1("AttachTimeout", device.BlameUnit)},
+		{situation: "another unit attaches", mods: with(machineBusy), rule: "machine busy", want: Wait},
+		{situation: "an action runs", mods: with(running(Store)), rule: "running", want: Wait},
+		{situation: "storing failed just now", mods: with(tried(StoreIntent, time.Second, errTry)), rule: "write ahead", want: Wait, wake: time.Second},
+	},
+	device.Attaching: {
+		// The call.
+		{situation: "intent stored", mods: with(maySend), rule: "stored, machine as it was", want: SendAttach},
+		{situation: "intent stored, list old", mods: with(maySend, stale), rule: "look again", want: ListFabric},
+		{situation: "intent stored, somebody attached another", mods: with(maySend, alsoHere("d9", model)), rule: "stored, machine changed", want: StoreIntent},
+		{situation: "intent stored, claim gone", mods: with(maySend, nobody), rule: "stored and unwanted", want: Delete},
+		{situation: "intent stored, lease deleted", mods: with(maySend, deleting), rule: "stored and unwanted", want: Delete},
+		{situation: "intent stored, deadline passed", mods: with(maySend, late), rule: "stored, too late", want: Store, check: both(failed1("AttachTimeout", device.BlameUnit), unasked)},
+		{situation: "intent stored, another unit's turn", mods: with(maySend, machineBusy), rule: "machine busy", want: Wait},
+		{situation: "call runs", mods: with(maySend, running(SendAttach)), rule: "running", want: Wait},
+		// Its outcome.
+		{situation: "reply done, listed", mods: with(answered("", time.Second), here(ours)), rule: "one came", want: Store, check: became1},
+		{situation: "reply lost, listed", mods: with(answered(device.FaultUnknown, time.Second), here(ours)), rule: "one came", want: Store, check: became1},
+		{situation: "restart, listed", mods: with(here(ours)), rule: "one came", want: Store, check: became1},
+		{situation: "restart, claim gone, listed", mods: with(nobody, here(ours)), rule: "one came", want: Store, check: became1},
+		{situation: "too late, but it came", mods: with(late, settled, here(ours)), rule: "one came", want: Store, check: became1},
+		{situation: "what came was there before", mods: with(here(ours), before("d1")), rule: "unknown, may still come", want: Wait, wake: 4 * time.Second},
+		{situation: "what came is another unit's", mods: with(here(ours), claimed("d1")), rule: "unknown, may still come", want: Wait, wake: 4 * time.Second},
+		{situation: "what came is of another model", mods: with(alsoHere("d1", "H100")), rule: "unknown, may still come", want: Wait, wake: 4 * time.Second},
+		{situation: "a device of before left", mods: with(before("d7")), rule: "one left meanwhile", want: Store, check: func(t *testing.T, d Decision) {
+			if len(d.Lease.SetBefore) != 0 || d.Lease.AskedAt != ago(10*time.Second) || d.Lease.Phase != device.Attaching {
+				t.Errorf("lease = %+v", d.Lease)
+			}
+		}},
+		{situation: "restart, nothing listed", rule: "unknown, may still come", want: Wait, wake: 4 * time.Second},
+		{situation: "restart, nothing listed, time for a look", mods: with(looked(time.Minute)), rule: "unknown, may still come", want: ListFabric},
+		{situation: "reply lost, nothing listed", mods: with(answered(device.FaultUnknown, time.Second)), rule: "unknown, may still come", want: Wait, wake: 4 * time.Second},
+		{situation: "reply done, nothing listed yet", mods: with(answered("", time.Second)), rule: "unknown, may still come", want: Wait, wake: 4 * time.Second},
+		{situation: "reply lost, too late, may still come", mods: with(late), rule: "unknown, may still come", want: Wait, wake: 4 * time.Second},
+		{situation: "nothing came", mods: with(settled), rule: "nothing came, ask again", want: StoreIntent},
+		{situation: "nothing came, too late", mods: with(settled, late), rule: "nothing came, too late", want: Store, check: failed1("AttachTimeout", device.BlameUnit)},
+		{situation: "nothing came, claim gone", mods: with(settled, nobody), rule: "nothing came, unwanted", want: Delete},
+		{situation: "refused: none free", mods: with(answered(device.FaultNoCapacity, time.Second)), rule: "refused for good", want: Store, check: both(failed1("NoCapacity", device.BlameModel), unasked)},
+		{situation: "refused: machine unknown", mods: with(answered(device.FaultNotFound, time.Second)), rule: "refused for good", want: Store, check: both(failed1("NotFound", device.BlameNode), unasked)},
+		{situation: "refused: bad request", mods: with(answered(device.FaultRejected, time.Second)), rule: "refused for good", want: Store, check: both(failed1("Rejected", device.BlameUnit), unasked)},
+		{situation: "refused: unsupported", mods: with(answered(device.FaultUnsupported, time.Second)), rule: "refused for good", want: Store, check: failed1("Unsupported", device.BlameModel)},
+		{situation: "refused, claim gone", mods: with(answered(device.FaultNoCapacity, time.Second), nobody), rule: "refused, unwanted", want: Delete},
+		{situation: "refused, and a person attached one", mods: with(answered(device.FaultNoCapacity, time.Second), here(ours)), rule: "refused for good", want: Store, check: failed1("NoCapacity", device.BlameModel)},
+		{situation: "busy just now", mods: with(answered(device.FaultBusy, time.Second)), rule: "refused for now", want: Wait, wake: 6 * time.Second},
+		{situation: "busy a while ago", mods: with(answered(device.FaultBusy, time.Minute)), rule: "refused, ask again", want: StoreIntent},
+		{situation: "login refused a while ago", mods: with(answered(device.FaultUnauthorized, time.Minute)), rule: "refused, ask again", want: StoreIntent},
+		{situation: "not reached a while ago", mods: with(answered(device.FaultUnreachable, time.Minute)), rule: "refused, ask again", want: StoreIntent},
+		{situation: "suspended a while ago", mods: with(answered(device.FaultSuspended, time.Minute)), rule: "refused, ask again", want: StoreIntent},
+		{situation: "conflict a while ago", mods: with(answered(device.FaultConflict, time.Minute)), rule: "refused, ask again", want: StoreIntent},
+		{situation: "busy until too late", mods: with(answered(device.FaultBusy, time.Second), late), rule: "refused, too late", want: Store, check: both(failed1("AttachTimeout", device.BlameUnit), unasked)},
+		{situation: "list fails, too late", mods: with(listFails(time.Minute), late), rule: "too late, list fails", want: Store, check: both(failed1("AttachTimeout", device.BlameUnit), asked1)},
+		{situation: "list fails, not too late", mods: with(listFails(time.Minute)), rule: "look again", want: ListFabric},
+		{situation: "list failed, the deadline comes first", mods: with(listFails(time.Second), func(o *Observation) { o.Lease.AcquiredAt = ago(4*time.Minute - time.Second) }), rule: "look again", want: Wait, wake: time.Second},
+		// The device.
+		{situation: "all show it", mods: with(became, here(ours), bound, seen(ours)), rule: "seen by all", want: Store, check: func(t *testing.T, d Decision) {
+			if d.Lease.Phase != device.Attached || d.Lease.UUID != ours || d.Lease.PCI != slot || d.Lease.Attempt != onCall {
+				t.Errorf("lease = %+v", d.Lease)
+			}
+		}},
+		{situation: "all show it, claim gone", mods: with(became, nobody, here(ours), bound, seen(ours)), rule: "seen by all", want: Store},
+		{situation: "all show it, too late", mods: with(became, late, here(ours), bound, seen(ours)), rule: "seen by all", want: Store},
+		{situation: "all show it, list old", mods: with(became, stale, here(ours), bound, seen(ours)), rule: "look again", want: ListFabric},
+		{situation: "NVML shows it, the bus does not", mods: with(became, here(ours), seen(ours), changed(time.Minute)), rule: "not on the bus", want: Rescan},
+		{situation: "NVML shows another", mods: with(became, here(ours), bound, seen(alien), changed(time.Minute)), rule: "not on the bus", want: Rescan},
+		{situation: "just attached, nothing on the bus", mods: with(became, here(ours)), rule: "coming", want: Wait, wake: 2 * time.Second},
+		{situation: "nothing on the bus for a while", mods: with(became, here(ours), changed(time.Minute)), rule: "not on the bus", want: Rescan},
+		{situation: "nothing on the bus, another unit leaves", mods: with(became, here(ours), changed(time.Minute), leaving), rule: "coming", want: Wait, wake: 2 * time.Second},
+		{situation: "rescanned just now", mods: with(became, here(ours), changed(time.Minute), tried(Rescan, time.Second, nil)), rule: "coming", want: Wait, wake: 2 * time.Second},
+		{situation: "no driver for a while", mods: with(became, here(ours), unbound, changed(time.Minute)), rule: "no driver", want: Bind, check: func(t *testing.T, d Decision) {
+			if d.Lease.PCI != slot {
+				t.Errorf("bind %s", d.Lease.PCI)
+			}
+		}},
+		{situation: "bound, NVML does not show it", mods: with(became, here(ours), bound), rule: "not in NVML", want: Discover},
+		{situation: "bound, NVML does not answer", mods: with(became, here(ours), bound, silent), rule: "not in NVML", want: Discover},
+		{situation: "bound, NVML asked just now", mods: with(became, here(ours), bound, tried(Discover, time.Second, nil)), rule: "coming", want: Wait, wake: 2 * time.Second},
+		{situation: "not usable in time", mods: with(became, here(ours), unbound, late), rule: "not seen, too late", want: Store, check: both(failed1("NotUsable", device.BlameNode), func(t *testing.T, d Decision) {
+			if !d.Lease.PCI.IsZero() || d.Lease.UUID != ours {
+				t.Errorf("what was on the bus before is not known, so nothing may be taken off it: %s %s", d.Lease.PCI, d.Lease.UUID)
+			}
+		})},
+		{situation: "not usable in time, one came", mods: with(became, here(ours), unbound, late, busBefore()), rule: "not seen, too late", want: Store, check: func(t *testing.T, d Decision) {
+			if d.Lease.PCI != slot {
+				t.Errorf("PCI = %s", d.Lease.PCI)
+			}
+		}},
+		{situation: "not usable in time, a built-in one has no driver", mods: with(became, here(ours), unbound, late, busBefore(slot)), rule: "not seen, too late", want: Store, check: func(t *testing.T, d Decision) {
+			if !d.Lease.PCI.IsZero() {
+				t.Errorf("PCI = %s, which was there before", d.Lease.PCI)
+			}
+		}},
+		{situation: "taken away while attaching", mods: with(became), rule: "taken away", want: Store, check: failed1("Vanished", device.BlameUnit)},
+		{situation: "arrived broken", mods: with(became, here(ours), critical, bound, seen(ours)), rule: "critical", want: Store, check: failed1("DeviceCritical", device.BlameUnit)},
+		{situation: "manager gives no identity", mods: with(became, here(""), bound, seen(ours)), rule: "no identity", want: Store, check: failed1("NoIdentity", device.BlameUnit)},
+	},
+	device.Attached: {
+		{situation: "claim waits", mods: with(serves(onCall)), rule: "tell", want: Tell},
+		{situation: "claim waits, list old", mods: with(serves(onCall), stale), rule: "tell", want: Tell},
+		{situation: "claim was told", mods: with(serves(onCall), told), rule: "in use", want: Wait},
+		{situation: "ready offer, nobody waits", mods: with(serves(ready)), rule: "in use", want: Wait},
+		{situation: "telling failed just now", mods: with(serves(onCall), tried(Tell, time.Second, errTry)), rule: "telling failed", want: Wait, wake: 2 * time.Second},
+		{situation: "telling failed a while ago", mods: with(serves(onCall), tried(Tell, time.Minute, errTry)), rule: "tell", want: Tell},
+		{situation: "still drained from a release called back", mods: with(serves(onCall), draining), rule: "drained by mistake", want: Undrain},
+		{situation: "undrained just now, still drained", mods: with(serves(onCall), draining, tried(Undrain, time.Second, nil)), rule: "still drained", want: Wait, wake: 2 * time.Second},
+		{situation: "drained by a former run", mods: with(serves(onCall), seen(""), draining), rule: "drained by a former run", want: Undrain},
+		{situation: "claim gone, still prepared", mods: with(prepared), rule: "still prepared", want: Wait},
+		{situation: "claim gone, checkpoint unknown", mods: with(unknown), rule: "still prepared", want: Wait},
+		{situation: "claim gone, unprepared", rule: "who has it open", want: FindHolders},
+		{situation: "claim gone, note of a prepare", mods: with(noted), rule: "stale note", want: Store, check: func(t *testing.T, d Decision) {
+			if len(d.Lease.PreparedFor) != 0 || d.Lease.Phase != device.Attached {
+				t.Errorf("lease = %+v", d.Lease)
+			}
+		}},
+		{situation: "claim gone, noted and prepared", mods: with(noted, prepared), rule: "still prepared", want: Wait},
+		{situation: "a process has it open", mods: with(scanned(time.Second), heldBy("pid 7")), rule: "held", want: Store, check: func(t *testing.T, d Decision) {
+			if d.Lease.HeldBy != "pid 7" || !d.Lease.IdleSince.IsZero() {
+				t.Errorf("lease = %+v", d.Lease)
+			}
+		}},
+		{situation: "a process has it open, as told", mods: with(scanned(time.Second), heldBy("pid 7"), toldHeld), rule: "held", want: Wait, wake: 29 * time.Second},
+		{situation: "nobody has it", mods: with(scanned(time.Second)), rule: "becomes idle", want: Store, check: func(t *testing.T, d Decision) {
+			if d.Lease.IdleSince != now || d.Lease.Phase != device.Attached {
+				t.Errorf("lease = %+v", d.Lease)
+			}
+		}},
+		{situation: "idle", mods: with(idle), rule: "idle", want: Wait},
+		{situation: "idle, lease deleted", mods: with(idle, deleting), rule: "wanted back", want: Store, check: phase1(device.Releasing)},
+		{situation: "in use, lease deleted", mods: with(serves(ready), deleting), rule: "in use", want: Wait},
+		{situation: "at another address after a restart of the node", mods: with(idle, at(other)), rule: "moved", want: Store, check: func(t *testing.T, d Decision) {
+			if d.Lease.PCI != other || d.Lease.IdleSince.IsZero() {
+				t.Errorf("lease = %+v", d.Lease)
+			}
+		}},
+		{situation: "gone from the bus", mods: with(serves(ready), offBus, stale), rule: "unseen, look", want: ListFabric},
+		{situation: "gone from bus and fabric", mods: with(serves(ready), offBus, notHere), rule: "taken away", want: Store, check: failed1("Vanished", device.BlameUnit)},
+		{situation: "gone from the bus, list fails", mods: with(serves(ready), offBus, listFails(time.Second), changed(time.Minute)), rule: "off the bus", want: Rescan},
+		{situation: "gone from the bus, list lacks it but is old", mods: with(serves(ready), offBus, notHere, listFails(time.Second)), rule: "unusable", want: Wait, wake: 2 * time.Second},
+		{situation: "NVML does not answer", mods: with(serves(ready), silent), rule: "not in NVML", want: Discover},
+		{situation: "NVML does not answer, asked just now", mods: with(serves(ready), silent, tried(Discover, time.Second, errTry)), rule: "unusable", want: Wait, wake: 2 * time.Second},
+		{situation: "driver gone", mods: with(serves(ready), unbound, unseen, changed(time.Minute)), rule: "no driver", want: Bind},
+		{situation: "off the bus, on the fabric", mods: with(serves(ready), offBus, changed(time.Minute)), rule: "off the bus", want: Rescan},
+		{situation: "off the bus, another unit leaves", mods: with(serves(ready), offBus, changed(time.Minute), leaving), rule: "unusable", want: Wait, wake: 2 * time.Second},
+	},
+	device.Releasing: {
+		{situation: "nobody has it", rule: "drain", want: Drain},
+		{situation: "not looked for holders yet", mods: with(scanned(time.Minute)), rule: "who has it open", want: FindHolders},
+		{situation: "a process has it open", mods: with(heldBy("pid 7")), rule: "held", want: Store},
+		{situation: "a process has it open, as told", mods: with(heldBy("pid 7"), toldHeld), rule: "held", want: Wait, wake: 29 * time.Second},
+		{situation: "prepared", mods: with(prepared), rule: "still prepared", want: Wait},
+		{situation: "checkpoint unknown", mods: with(unknown), rule: "still prepared", want: Wait},
+		{situation: "prepared, off the bus", mods: with(prepared, offBus), rule: "still prepared", want: Wait},
+		{situation: "checkpoint unknown, off the bus", mods: with(unknown, offBus), rule: "still prepared", want: Wait},
+		{situation: "drain failed just now", mods: with(tried(Drain, time.Second, errTry)), rule: "not drained", want: Wait, wake: 2 * time.Second},
+		{situation: "drained, not looked since", mods: with(draining, tried(Drain, time.Second, nil)), rule: "opened meanwhile?", want: FindHolders},
+		{situation: "drained, opened meanwhile", mods: with(draining, tried(Drain, 2*time.Second, nil), heldBy("pid 7")), rule: "opened meanwhile", want: Undrain},
+		{situation: "drained, opened, undraining does not help", mods: with(draining, tried(Drain, 2*time.Second, nil), tried(Undrain, time.Second, nil), heldBy("pid 7")), rule: "held on the bus", want: Store},
+		{situation: "drained, nobody has it", mods: with(draining, tried(Drain, 2*time.Second, nil)), rule: "off the bus", want: Remove},
+		{situation: "drained unseen by NVML, nobody has it", mods: with(tried(Drain, 2*time.Second, nil)), rule: "off the bus", want: Remove},
+		{situation: "driver does not show it, nobody has it", mods: with(unseen), rule: "off the bus", want: Remove},
+		{situation: "driver does not show it, a process has it", mods: with(unseen, heldBy("pid 7")), rule: "held on the bus", want: Store},
+		{situation: "drained by a former run", mods: with(seen(""), draining), rule: "drained by a former run", want: Undrain},
+		{situation: "removed just now, still there", mods: with(draining, tried(Drain, 2*time.Second, nil), tried(Remove, time.Second, nil)), rule: "not off the bus", want: Wait, wake: 2 * time.Second},
+		{situation: "off the bus", mods: with(offBus), rule: "off the fabric", want: SendDetach},
+		{situation: "off the bus, list old", mods: with(offBus, stale), rule: "look", want: ListFabric},
+		{situation: "off the bus, another unit's call", mods: with(offBus, machineBusy), rule: "machine busy", want: Wait},
+		{situation: "another unit is at the stored address", mods: with(seen(alien)), rule: "off the fabric", want: SendDetach},
+		{situation: "another unit is at the stored address, NVML silent", mods: with(silent, taken), rule: "off the fabric", want: SendDetach},
+		{situation: "manager is busy", mods: with(offBus, answered(device.FaultBusy, time.Second)), rule: "refused for now", want: Wait, wake: 6 * time.Second},
+		{situation: "manager said done, still listed", mods: with(offBus, answered("", time.Second)), rule: "refused for now", want: Wait, wake: 6 * time.Second},
+		{situation: "reply lost, still listed", mods: with(offBus, answered(device.FaultUnknown, time.Minute)), rule: "off the fabric", want: SendDetach},
+		{situation: "no longer listed", mods: with(offBus, notHere), rule: "back in the pool", want: Delete},
+		{situation: "no longer listed, list old", mods: with(offBus, notHere, stale), rule: "look", want: ListFabric},
+		{situation: "no longer listed, prepared", mods: with(offBus, notHere, prepared), rule: "still prepared", want: Wait},
+		{situation: "allocated meanwhile", mods: with(serves(onCall)), rule: "wanted again", want: Store, check: phase1(device.Attached)},
+		{situation: "allocated meanwhile, lease deleted", mods: with(serves(ready), deleting), rule: "wanted again", want: Store, check: phase1(device.Attached)},
+		{situation: "allocated after the drain", mods: with(serves(onCall), draining), rule: "wanted again, drained", want: Undrain},
+		{situation: "allocated after an unseen drain", mods: with(serves(onCall), tried(Drain, time.Second, nil)), rule: "wanted again, drained", want: Undrain},
+		{situation: "allocated after the drain, undraining does not help", mods: with(serves(onCall), draining, tried(Undrain, time.Second, errTry)), rule: "wanted again", want: Store, check: phase1(device.Attached)},
+		{situation: "allocated when off the bus", mods: with(serves(onCall), offBus), rule: "off the fabric", want: SendDetach},
+		{situation: "allocated when off the fabric", mods: with(serves(onCall), offBus, notHere), rule: "attach again", want: Store, check: func(t *testing.T, d Decision) {
+			l := d.Lease
+			if l.Phase != device.Assigned || l.FabricDevice != "" || l.UUID != "" || !l.PCI.IsZero() || !l.AskedAt.IsZero() || l.AcquiredAt != now {
+				t.Errorf("lease = %+v", l)
+			}
+		}},
+		{situation: "its identity is not known yet", mods: with(anonymous, stale), rule: "which one, look", want: ListFabric},
+		{situation: "its identity comes from the list", mods: with(anonymous), rule: "drain", want: Drain},
+	},
+	device.Failed: {
+		{situation: "claim not taken back yet", mods: with(serves(onCall), over), rule: "not taken back yet", want: Wait},
+		{situation: "back-off", rule: "back-off", want: Wait, wake: time.Minute},
+		{situation: "back-off by a clock far ahead", mods: with(skewed), rule: "back-off", want: Wait, wake: 5 * time.Minute},
+		{situation: "back-off, lease deleted", mods: with(deleting), rule: "nothing to give back", want: Delete},
+		{situation: "back-off over, nothing attached", mods: with(over), rule: "nothing to give back", want: Delete},
+		{situation: "back-off over, attached", mods: with(over, became), rule: "goes back", want: Store, check: phase1(device.Releasing)},
+		{situation: "it may have come, list old", mods: with(asked0, stale), rule: "it may have come, look", want: ListFabric},
+		{situation: "it came after all", mods: with(asked0, here(ours)), rule: "it came after all", want: Store, check: both(became1, phase1(device.Failed))},
+		{situation: "it came after all, claim not taken back", mods: with(asked0, here(ours), serves(onCall)), rule: "it came after all", want: Store},
+		{situation: "another unit attaches", mods: with(asked0, machineBusy, here(ours)), rule: "machine busy", want: Wait},
+		{situation: "it may still come", mods: with(asked0), rule: "it may still come", want: Wait, wake: 4 * time.Second},
+		{situation: "it may still come, another left", mods: with(asked0, before("d7")), rule: "one left meanwhile", want: Store},
+		{situation: "it did not come", mods: with(asked0, settled, over), rule: "nothing to give back", want: Delete},
+	},
+	"Dreaming": {
+		{situation: "a phase of a later release", rule: "unknown phase", want: Wait},
+	},
+}
+
+func asked0(o *Observation) { o.Lease.AskedAt = ago(10 * time.Second) }
+func busBefore(all ...device.PCIAddress) mod {
+	return func(o *Observation) {
+		o.BusBefore = map[device.PCIAddress]bool{}
+		for _, a := range all {
+			o.BusBefore[a] = true
+		}
+	}
+}
+
+type check = func(*testing.T, Decision)
+
+func both(a, b check) check { return func(t *testing.T, d Decision) { t.Helper(); a(t, d); b(t, d) } }
+
+func failed1(reason string, blame device.Blame) check {
+	return func(t *testing.T, d Decision) {
+		t.Helper()
+		f := d.Lease.Failure
+		if d.Lease.Phase != device.Failed || f.Reason != reason || f.Blame != blame || f.RetryAfter != now.Add(settings.RetryAfter) || f.Message == "" {
+			t.Errorf("phase %s, failure %+v, want Failed with %s, blame %s", d.Lease.Phase, f, reason, blame)
+		}
+	}
+}
+
+func unasked(t *testing.T, d Decision) {
+	t.Helper()
+	if !d.Lease.AskedAt.IsZero() {
+		t.Error("nothing can come of the call, and yet it is waited for")
+	}
+}
+
+func asked1(t *testing.T, d Decision) {
+	t.Helper()
+	if d.Lease.AskedAt.IsZero() {
+		t.Error("something may come of the call, and nobody waits for it")
+	}
+}
+
+func became1(t *testing.T, d Decision) {
+	t.Helper()
+	if d.Lease.FabricDevice != "d1" {
+		t.Errorf("device = %q", d.Lease.FabricDevice)
+	}
+}
+
+func phase1(p device.Phase) check {
+	return func(t *testing.T, d Decision) {
+		t.Helper()
+		if d.Lease.Phase != p || d.Lease.ChangedAt != now {
+			t.Errorf("phase = %s, changed at %s", d.Lease.Phase, d.Lease.ChangedAt)
+		}
+	}
+}
+
+func TestNext(t *testing.T) {
+	covered := map[device.Phase]map[string]bool{}
+	for phase, rows := range table {
+		covered[phase] = map[string]bool{}
+		for _, r := range rows {
+			t.Run(string(phase)+"/"+r.situation, func(t *testing.T) {
+				o := calm(phase)
+				o.with(r.mods...)
+				_, rule := next(&o)
+				covered[phase][rule] = true
+				d := Next(o)
+				if rule != r.rule || d.Kind != r.want {
+					t.Fatalf("rule %q: %s (%s), want rule %q: %s", rule, d.Kind, d.Why, r.rule, r.want)
+				}
+				if d.Why == "" || strings.Contains(d.Why, "%!") || strings.Contains(d.Why, "<nil>") {
+					t.Errorf("why = %q", d.Why)
+				}
+				var wake time.Duration
+				if !d.Wake.IsZero() {
+					wake = d.Wake.Sub(now)
+				}
+				if wake != r.wake {
+					t.Errorf("wake in %s, want %s", wake, r.wake)
+				}
+				if d.Kind != Store && d.Kind != StoreIntent && d.Lease.Phase != o.Lease.Phase {
+					t.Errorf("%s would change the phase to %s", d.Kind, d.Lease.Phase)
+				}
+				if r.check != nil {
+					r.check(t, d)
+				}
+			})
+		}
+	}
+	for _, phase := range device.Phases() {
+		for _, r := range rulesOf(phase) {
+			if !covered[phase][r.name] {
+				t.Errorf("%s: no situation of the table is answered by rule %q", phase, r.name)
+			}
+		}
+	}
+}
+
+// TestLastRuleIsUnconditional: no situation of a known phase is without an answer.
+func TestLastRuleIsUnconditional(t *testing.T) {
+	for _, p := range device.Phases() {
+		rules := rulesOf(p)
+		if last := rules[len(rules)-1]; !last.when(&Observation{}) {
+			t.Errorf("%s: the last rule %q has a condition", p, last.name)
+		}
+		names := map[string]bool{}
+		for _, r := range rules {
+			if names[r.name] {
+				t.Errorf("%s: two rules are called %q", p, r.name)
+			}
+			names[r.name] = true
+		}
+	}
+}
+
+func TestHolders(t *testing.T) {
+	for _, tc := range []struct {
+		n    int
+		want string
+	}{{1, "p"}, {5, "p, p, p, p, p"}, {7, "p, p, p, p, p and 2 more"}} {
+		all := make([]string, tc.n)
+		for i := range all {
+			all[i] = "p"
+		}
+		if got := holders(all); got != tc.want {
+			t.Errorf("%d holders = %q, want %q", tc.n, got, tc.want)
+		}
+	}
+}
+
+// TestClassesAreDecided: every class of fault has been thought of.
+func TestClassesAreDecided(t *testing.T) {
+	for c, want := range map[device.FaultClass]struct {
+		passing bool
+		blame   device.Blame
+	}{
+		device.FaultUnauthorized: {true, device.BlameUnit}, device.FaultBusy: {true, device.BlameUnit},
+		device.FaultConflict: {true, device.BlameUnit}, device.FaultSuspended: {true, device.BlameUnit},
+		device.FaultUnreachable: {true, device.BlameUnit}, device.FaultUnknown: {false, device.BlameUnit},
+		device.FaultNotFound: {false, device.BlameNode}, device.FaultNoCapacity: {false, device.BlameModel},
+		device.FaultRejected: {false, device.BlameUnit}, device.FaultUnsupported: {false, device.BlameModel},
+	} {
+		if passing(&device.Fault{Class: c}) != want.passing || blameOf(c) != want.blame {
+			t.Errorf("%s: passing %v, blame %s", c, passing(&device.Fault{Class: c}), blameOf(c))
+		}
+	}
+	if n := len(device.FaultClasses()); n != 10 {
+		t.Errorf("%d classes of faults, 10 decided on", n)
+	}
+}
