@@ -34,7 +34,7 @@ type Claims interface {
 
 // Nodes are the cluster's Nodes and the agents on them.
 type Nodes interface {
-	// List returns the members of the fabric and the Nodes that still carry a label for it.
+	// List returns the members of the fabric.
 	List(f device.FabricID) []pool.Node
 	// SetLabels writes what differs and nothing else.
 	SetLabels(ctx context.Context, want pool.NodeLabels) error

@@ -217,7 +217,7 @@ func labels(w *World) []NodeLabels {
 		l := NodeLabels{Node: n.Name, Attachable: map[device.Model]bool{}}
 		for j := range w.Models {
 			m := &w.Models[j]
-			l.Attachable[m.Name] = w.serves(n) && !w.full(n.Name, m) && !w.backsOff(n.Name, m.Name)
+			l.Attachable[m.Name] = w.serves(n) && !n.FabricDown && !w.full(n.Name, m) && !w.backsOff(n.Name, m.Name)
 		}
 		for k := range w.Leases {
 			l.Idle = l.Idle || w.Leases[k].Node == n.Name && w.Leases[k].Idle() && w.serves(n)

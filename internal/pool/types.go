@@ -57,9 +57,12 @@ type Node struct {
 	Machine device.Machine
 	// Member: its agent says, by label, that the node belongs to this fabric.
 	Member bool
-	// AgentReady: a Pod of the agent on it is ready. AwaySince is when this observer saw that end.
+	// AgentReady: its agent runs and the node is alive. AwaySince is when this observer saw that end.
 	AgentReady bool
 	AwaySince  time.Time
+	// FabricDown: its agent says that it cannot work with the manager (a condition of the Node). Nothing
+	// new is offered there; what waits there keeps its time.
+	FabricDown bool
 	// Attachable are the models whose label the Node carries now; Idle tells the same of the idle label.
 	Attachable map[device.Model]bool
 	Idle       bool
