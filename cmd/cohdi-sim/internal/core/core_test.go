@@ -5,6 +5,8 @@ package core
 import (
 	"context"
 	"errors"
+	"fmt"
+	"math/rand/v2"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -544,4 +546,82 @@ func TestChangeMachine_power(t *testing.T) {
 			}
 		}
 	})
+}
+
+func TestDetach_whileAnotherIsOnItsWay(t *testing.T) {
+	bubble(t, func(t *testing.T, b bench) {
+		if err := b.SetPolicies(simapi.Policies{Serialization: "none"}); err != nil {
+			t.Fatal(err)
+		}
+		d := b.mustAttach("n1", "A")
+		first := make(chan error)
+		go func() { first <- b.Detach(context.Background(), DetachRequest{Device: d.ID, Forced: true}) }()
+		synctest.Wait()
+		if err := b.Detach(t.Context(), DetachRequest{Device: d.ID}); !errors.Is(err, ErrBusy) {
+			t.Errorf("error %v, want busy", err)
+		}
+		if err := <-first; err != nil {
+			t.Error(err)
+		}
+		if err := b.Detach(t.Context(), DetachRequest{Device: d.ID}); !errors.Is(err, ErrNotFound) {
+			t.Errorf("error %v, want not found", err)
+		}
+	})
+}
+
+// TestCore_holdsItsInvariants plays random moves of manager, node and fate against each other and looks for a state that the
+// hardware could not be in.
+func TestCore_holdsItsInvariants(t *testing.T) {
+	for seed := range uint64(8) {
+		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := start(t, "") // thousands of states need not be on disk
+				defer b.Close()
+				play(b, rand.New(rand.NewPCG(seed, 7)), 300)
+			})
+		})
+	}
+}
+
+func play(b bench, r *rand.Rand, moves int) {
+	pick := func(s ...string) string { return s[r.IntN(len(s))] }
+	device := func() string { return pick("a-0", "a-1", "a-2", "a-3", "b-0", "x-0") }
+	machine := func() string { return pick("n1", "n2", "other") }
+	address := func() string { return pick("0000:3d:00.0", "0000:3e:00.0", "0000:3f:00.0") }
+	var updates sync.WaitGroup
+	for range moves {
+		switch r.IntN(8) {
+		case 0, 1:
+			m, model, n := machine(), pick("A", "B"), 1+r.IntN(2)
+			updates.Go(func() { b.attach(m, model, n) })
+		case 2:
+			d, forced := device(), r.IntN(2) == 0
+			updates.Go(func() { b.Detach(context.Background(), DetachRequest{Device: d, Forced: forced}) })
+		case 3:
+			b.RemovePCI(machine(), address())
+		case 4:
+			b.Rescan(machine(), "")
+		case 5:
+			b.ChangeDevice(device(), simapi.DeviceChange{Action: pick("vanish", "return", "steal", "free", "linkDown", "linkUp")})
+		case 6:
+			on, mode := r.IntN(3) > 0, pick(simapi.HotplugEvent, simapi.HotplugRescan)
+			b.ChangeMachine(machine(), simapi.MachineChange{Power: &on, DriverLoaded: &on, Hotplug: &mode})
+		case 7:
+			b.SetPolicies(simapi.Policies{Serialization: pick("none", "perMachine", "busy409")})
+			b.SlotPower(machine(), 1+r.IntN(3), r.IntN(2) == 0)
+		}
+		time.Sleep(time.Duration(r.IntN(1500)) * time.Millisecond)
+		synctest.Wait()
+	}
+	updates.Wait()
+	for _, v := range b.Violations() {
+		if v.Kind == simapi.Invariant {
+			b.t.Errorf("%s %s", v.Device, v.Detail)
+		}
+	}
+	for _, o := range b.State().Operations {
+		if o.End == nil {
+			b.t.Errorf("operation %d never ended", o.ID)
+		}
+	}
 }

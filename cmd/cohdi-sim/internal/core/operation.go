@@ -371,10 +371,14 @@ func (c *Core) beginDetach(r DetachRequest) (Device, error) {
 			return Device{}, fmt.Errorf("device %s on machine %s: %w", d.ID, m.Name, ErrNotFound)
 		}
 	}
-	if d.Phase != simapi.PhaseAttached {
-		return Device{}, fmt.Errorf("device %s is %s, not attached: %w", d.ID, d.Phase, ErrNotFound)
+	switch d.Phase {
+	case simapi.PhaseAttached:
+		return *d, nil
+	case simapi.PhaseFree:
+		return Device{}, fmt.Errorf("device %s is not attached: %w", d.ID, ErrNotFound)
+	default:
+		return Device{}, fmt.Errorf("device %s is %s: %w", d.ID, d.Phase, ErrBusy)
 	}
-	return *d, nil
 }
 
 // judgeDetachLocked records what is wrong with taking the device away now, and says whether it found anything.
