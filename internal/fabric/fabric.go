@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fabric
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"github.com/cohdi/cohdi-agent/internal/device"
+)
+
+// Manager is one fabric as its manager serves it.
+type Manager interface {
+	// Capabilities never changes and never blocks.
+	Capabilities() Capabilities
+
+	// Machines lists the machines that the manager knows, those of other fabrics too. A machine that it
+	// names in no usable form is left out.
+	Machines(ctx context.Context) ([]Machine, error)
+
+	// ListAttached reads what is attached to each of the machines. Every machine is in exactly one of the
+	// two results: a failure for one does not hide the others, and "not known" is a failure, never an
+	// empty list.
+	ListAttached(ctx context.Context, machines []device.Machine) (map[device.Machine][]device.OnFabric, map[device.Machine]error)
+
+	// Free reads what is free of each model, in the manager's own words for models. A model that could not
+	// be read is missing from the result, and the error says why; the others are there.
+	Free(ctx context.Context, models []string) (map[string]Supply, error)
+
+	// Attach asks once for one more device. It is not idempotent on any manager: after a fault that is not
+	// definite, list before asking again.
+	Attach(ctx context.Context, in Intent) (Operation, error)
+
+	// Detach asks once to take a device away. FaultNotFound means that the manager does not know the
+	// device, or not on this machine: list, and it is done when the list lacks it.
+	Detach(ctx context.Context, in Intent) (Operation, error)
+
+	// Poll looks at an operation. One that is not Pending any more is returned as it is.
+	Poll(ctx context.Context, op Operation) (Operation, error)
+
+	// Health returns nil if the manager accepts our credentials and answers.
+	Health(ctx context.Context) error
+
+	// Close lets go of connections and sessions. Nothing may be called after it.
+	Close(ctx context.Context) error
+}
+
+// Intent is what is asked of a manager.
+type Intent struct {
+	Machine device.Machine
+	// Model is the manager's own word.
+	Model string
+	// Device is the fabric's identity of the device: always for a detach; for an attach only where
+	// Capabilities.AddressableAttach.
+	Device string
+	// Before are the devices that the machine has, for managers that are told a total and not a change.
+	Before []string
+}
+
+// Machine is a machine as the manager lists it.
+type Machine struct {
+	ID   device.Machine
+	Name string
+	// Fabric is the manager's own id of the switch domain, "" where it does not say.
+	Fabric string
+	Power  Power
+}
+
+// Power is whether a machine is switched on.
+type Power string
+
+// The states of power.
+const (
+	PowerOn      Power = "On"
+	PowerOff     Power = "Off"
+	PowerUnknown Power = "Unknown"
+)
+
+// Supply is what is free of a model.
+type Supply struct {
+	Count int
+	// Devices are set where the manager lists free devices (FreeList).
+	Devices []device.OnFabric
+}
+
+// OperationKind is what an operation does.
+type OperationKind string
+
+// The kinds of operations.
+const (
+	KindAttach OperationKind = "Attach"
+	KindDetach OperationKind = "Detach"
+)
+
+// OperationState is how far an operation is.
+type OperationState string
+
+// The states of an operation.
+const (
+	// Pending: the manager works on it; look again after PollAfter.
+	Pending OperationState = "Pending"
+	// Done: the manager says that it is done; the list has the last word.
+	Done OperationState = "Done"
+	// Failed: the manager gave up, Fault says why.
+	Failed OperationState = "Failed"
+	// Suspended: the manager waits for a person; it may go on by itself after that.
+	Suspended OperationState = "Suspended"
+)
+
+// Operation is what became of an intent.
+type Operation struct {
+	Kind   OperationKind
+	State  OperationState
+	Intent Intent
+	// Handle is the manager's name for the work, "" where the call itself was the work.
+	Handle string
+	// Devices are those that the manager named in its answer. It may name none, more than were asked
+	// for, or others.
+	Devices []device.OnFabric
+	// Fault is set in Failed and Suspended.
+	Fault *device.Fault
+	// PollAfter is how long to wait before the next Poll.
+	PollAfter time.Duration
+}
+
+// Capabilities say what a kind of manager can do.
+type Capabilities struct {
+	// AddressableAttach: the caller chooses the device; else the manager chooses one of the model.
+	AddressableAttach bool
+	// AddressableDetach: the caller chooses the device.
+	AddressableDetach bool
+	Free              FreeKind
+	// Asynchronous: operations may be Pending.
+	Asynchronous bool
+	Exclusion    Exclusion
+	// Identity: the list holds what the node can match (GPU UUID).
+	Identity bool
+	// Cancel: a pending operation can be called off. No manager that is built can.
+	Cancel bool
+	// MaxCall is how long one changing call may take.
+	MaxCall time.Duration
+	// Settle is how long the list may lag behind an operation that is done.
+	Settle time.Duration
+}
+
+// FreeKind is how a manager tells what is free.
+type FreeKind string
+
+// The ways of telling.
+const (
+	FreeNone  FreeKind = "None"
+	FreeCount FreeKind = "Count"
+	FreeList  FreeKind = "List"
+)
+
+// Exclusion is how much of the manager one changing call occupies.
+type Exclusion string
+
+// The scopes of exclusion. Callers keep to one changing call per machine in any case.
+const (
+	ExclusionUnknown Exclusion = "Unknown"
+	ExclusionMachine Exclusion = "Machine"
+	ExclusionFabric  Exclusion = "Fabric"
+	ExclusionGlobal  Exclusion = "Global"
+)
+
+// minPoll bounds how often Wait looks, whatever the manager says.
+const minPoll = 100 * time.Millisecond
+
+// Wait polls an operation until it is Done. Failed is returned as its Fault. Suspended goes on being
+// polled: a person resumes it.
+func Wait(ctx context.Context, clk clock.WithTicker, m Manager, op Operation) (Operation, error) {
+	for op.State == Pending || op.State == Suspended {
+		timer := clk.NewTimer(max(op.PollAfter, minPoll))
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return op, &device.Fault{
+				Class: device.FaultUnknown, Op: "wait for operation " + op.Handle, Err: context.Cause(ctx),
+			}
+		case <-timer.C():
+		}
+		next, err := m.Poll(ctx, op)
+		if err != nil {
+			return op, err
+		}
+		op = next
+	}
+	if op.State == Failed {
+		if op.Fault == nil {
+			return op, &device.Fault{
+				Class: device.FaultUnknown, Op: "wait for operation " + op.Handle, Err: errors.New("it failed without a reason"),
+			}
+		}
+		return op, op.Fault
+	}
+	return op, nil
+}

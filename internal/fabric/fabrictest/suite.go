@@ -1,0 +1,529 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fabrictest
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+
+	"k8s.io/utils/clock"
+
+	"github.com/cohdi/cohdi-agent/internal/device"
+	"github.com/cohdi/cohdi-agent/internal/fabric"
+)
+
+// The chassis that every case starts with: two machines with nothing attached, and in the pool two
+// devices of ModelA and one of ModelB. ModelNone is a word that the manager does not know.
+const (
+	MachineOne     device.Machine = "00000000-0000-4000-8000-000000000001"
+	MachineTwo     device.Machine = "00000000-0000-4000-8000-000000000002"
+	MachineUnknown device.Machine = "00000000-0000-4000-8000-00000000ffff"
+	ModelA                        = "Model-A"
+	ModelB                        = "Model-B"
+	ModelNone                     = "Model-None"
+)
+
+// Fate is what becomes of the next changing call.
+type Fate string
+
+// The fates. Only those that a Control supports are tried.
+const (
+	// Busy: refused, the same call later may do.
+	Busy Fate = "Busy"
+	// LostBefore: the connection breaks before anything is done.
+	LostBefore Fate = "LostBefore"
+	// LostAfter: the work is done, then the connection breaks.
+	LostAfter Fate = "LostAfter"
+	// ErrorBefore and ErrorAfter: a server error with a body that is not the manager's, before or after
+	// the work.
+	ErrorBefore Fate = "ErrorBefore"
+	ErrorAfter  Fate = "ErrorAfter"
+	// Truncated: the work is done, the answer of success ends in the middle.
+	Truncated Fate = "Truncated"
+	// NoWords: the work is done, the answer of success says nothing.
+	NoWords Fate = "NoWords"
+	// CredentialsEnded: the session or token has ended just now; new ones are to be had.
+	CredentialsEnded Fate = "CredentialsEnded"
+	// Hang: no answer comes until the caller gives up; nothing is done.
+	Hang Fate = "Hang"
+)
+
+// Control is the chassis behind the manager.
+type Control interface {
+	// Attached are the fabric identities of what a machine really has, in order.
+	Attached(m device.Machine) []string
+	// FreeCount is what is really free of a model.
+	FreeCount(model string) int
+	// Fate decides over the next changing call. It returns false if it cannot be done with this manager.
+	Fate(f Fate) bool
+	// FailReads makes reads about the machine fail (of all machines if empty) until it is called with false.
+	FailReads(m device.Machine, fail bool)
+	// Shut makes the manager refuse connections from now on.
+	Shut()
+	// RefuseLogin makes the manager refuse our credentials from now on, and those that it gave before.
+	RefuseLogin()
+}
+
+// New makes a chassis with a manager in front of it, and a client; both end with the test.
+type New func(t *testing.T) (fabric.Manager, Control)
+
+// Run checks that a client does what fabric.Manager says.
+func Run(t *testing.T, newManager New) {
+	cases := []struct {
+		name string
+		run  func(s *suite)
+	}{
+		{"Machines/names_both", (*suite).machines},
+		{"Attach/shows_in_list_and_count", (*suite).attach},
+		{"Attach/two_machines_get_different_devices", (*suite).attachTwo},
+		{"Attach/pool_is_empty", (*suite).attachEmptyPool},
+		{"Attach/unknown_model", (*suite).attachUnknownModel},
+		{"Attach/unknown_machine", (*suite).attachUnknownMachine},
+		{"Detach/goes_back_to_the_pool", (*suite).detach},
+		{"Detach/absent_device", (*suite).detachAbsent},
+		{"Detach/without_device", (*suite).detachNothing},
+		{"ListAttached/one_failing_machine_hides_no_other", (*suite).listPartly},
+		{"ListAttached/no_machine", (*suite).listNone},
+		{"Free/one_failing_model_hides_no_other", (*suite).freePartly},
+		{"Poll/done_stays_done", (*suite).pollDone},
+		{"Wait/returns_what_is_done", (*suite).waitDone},
+		{"Shut/nothing_left_this_machine", (*suite).shut},
+		{"RefuseLogin/is_definite", (*suite).refuseLogin},
+		{"Context/ended_before_the_call", (*suite).contextEnded},
+		{"Context/ends_during_the_call", (*suite).contextEnds},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			m, control := newManager(t)
+			c.run(&suite{T: t, m: m, c: control})
+		})
+	}
+	for _, f := range fates() {
+		t.Run("Fate/attach_"+string(f.fate), func(t *testing.T) {
+			m, control := newManager(t)
+			(&suite{T: t, m: m, c: control}).attachFate(f)
+		})
+		t.Run("Fate/detach_"+string(f.fate), func(t *testing.T) {
+			m, control := newManager(t)
+			(&suite{T: t, m: m, c: control}).detachFate(f)
+		})
+	}
+}
+
+type suite struct {
+	*testing.T
+	m fabric.Manager
+	c Control
+}
+
+func (s *suite) intent(m device.Machine, model string) fabric.Intent {
+	in := fabric.Intent{Machine: m, Model: model, Before: s.c.Attached(m)}
+	if s.m.Capabilities().AddressableAttach {
+		free, err := s.m.Free(s.Context(), []string{model})
+		if err != nil {
+			s.Fatalf("free %s: %v", model, err)
+		}
+		if len(free[model].Devices) > 0 {
+			in.Device = free[model].Devices[0].ID
+		}
+	}
+	return in
+}
+
+// mustAttach attaches one and returns it.
+func (s *suite) mustAttach(m device.Machine, model string) string {
+	s.Helper()
+	in := s.intent(m, model)
+	op, err := s.m.Attach(s.Context(), in)
+	if err == nil {
+		_, err = fabric.Wait(s.Context(), clock.RealClock{}, s.m, op)
+	}
+	if err != nil {
+		s.Fatalf("attach %s: %v", model, err)
+	}
+	for _, id := range s.c.Attached(m) {
+		if !slices.Contains(in.Before, id) {
+			return id
+		}
+	}
+	s.Fatalf("attach %s is done and the machine has only %v", model, s.c.Attached(m))
+	return ""
+}
+
+// list reads one machine.
+func (s *suite) list(m device.Machine) []device.OnFabric {
+	s.Helper()
+	attached, failed := s.m.ListAttached(s.Context(), []device.Machine{m})
+	if err := failed[m]; err != nil {
+		s.Fatalf("list machine %s: %v", m, err)
+	}
+	return attached[m]
+}
+
+// agree checks that the list shows what the chassis has.
+func (s *suite) agree(m device.Machine) {
+	s.Helper()
+	var listed []string
+	for _, d := range s.list(m) {
+		listed = append(listed, d.ID)
+	}
+	slices.Sort(listed)
+	if want := s.c.Attached(m); !slices.Equal(listed, want) {
+		s.Errorf("list of machine %s = %v, the chassis has %v", m, listed, want)
+	}
+}
+
+// fault checks the class and returns the fault.
+func (s *suite) fault(err error, classes ...device.FaultClass) *device.Fault {
+	s.Helper()
+	var f *device.Fault
+	if !errors.As(err, &f) {
+		s.Fatalf("error = %v (%T), want a *device.Fault", err, err)
+	}
+	if !slices.Contains(classes, f.Class) {
+		s.Errorf("class = %s, want one of %v (%v)", f.Class, classes, err)
+	}
+	if f.Op == "" {
+		s.Errorf("fault %v does not say what was tried", err)
+	}
+	return f
+}
+
+func (s *suite) machines() {
+	got, err := s.m.Machines(s.Context())
+	if err != nil {
+		s.Fatal(err)
+	}
+	for _, want := range []device.Machine{MachineOne, MachineTwo} {
+		if !slices.ContainsFunc(got, func(m fabric.Machine) bool { return m.ID == want && m.Fabric != "" }) {
+			s.Errorf("machines = %+v, want %s with its fabric among them", got, want)
+		}
+	}
+	if err := s.m.Health(s.Context()); err != nil {
+		s.Errorf("health: %v", err)
+	}
+}
+
+func (s *suite) count(model string) int {
+	s.Helper()
+	free, err := s.m.Free(s.Context(), []string{model})
+	if err != nil {
+		s.Fatal(err)
+	}
+	supply, ok := free[model]
+	if !ok {
+		s.Fatalf("free = %v, without %s and without an error", free, model)
+	}
+	if s.m.Capabilities().Free == fabric.FreeList && len(supply.Devices) != supply.Count {
+		s.Errorf("free %s: %d devices listed, %d counted", model, len(supply.Devices), supply.Count)
+	}
+	return supply.Count
+}
+
+func (s *suite) attach() {
+	if n := s.count(ModelA); n != 2 {
+		s.Errorf("free %s = %d, want 2", ModelA, n)
+	}
+	id := s.mustAttach(MachineOne, ModelA)
+	if n := s.count(ModelA); n != 1 {
+		s.Errorf("free %s after attach = %d, want 1", ModelA, n)
+	}
+	listed := s.list(MachineOne)
+	if len(listed) != 1 {
+		s.Fatalf("list = %+v, want one device", listed)
+	}
+	d := listed[0]
+	if d.ID != id || d.Machine != MachineOne || d.Model != ModelA || d.Health != device.HealthOK {
+		s.Errorf("listed %+v, want %s of %s, healthy, on %s", d, id, ModelA, MachineOne)
+	}
+	if s.m.Capabilities().Identity && d.UUID == "" {
+		s.Errorf("listed %+v, want a GPU UUID", d)
+	}
+	s.agree(MachineOne)
+	s.agree(MachineTwo)
+}
+
+func (s *suite) attachTwo() {
+	one, two := s.mustAttach(MachineOne, ModelA), s.mustAttach(MachineTwo, ModelA)
+	if one == two {
+		s.Errorf("both machines have %s", one)
+	}
+	s.agree(MachineOne)
+	s.agree(MachineTwo)
+}
+
+func (s *suite) attachEmptyPool() {
+	s.mustAttach(MachineOne, ModelB)
+	in := s.intent(MachineTwo, ModelB)
+	_, err := s.m.Attach(s.Context(), in)
+	f := s.fault(err, device.FaultNoCapacity)
+	if !f.Definite() {
+		s.Error("an empty pool is not definite")
+	}
+	s.agree(MachineTwo)
+	if n := s.count(ModelB); n != 0 {
+		s.Errorf("free %s = %d, want 0", ModelB, n)
+	}
+}
+
+func (s *suite) attachUnknownModel() {
+	_, err := s.m.Attach(s.Context(), s.intent(MachineOne, ModelNone))
+	s.fault(err, device.FaultNoCapacity, device.FaultRejected, device.FaultUnsupported, device.FaultNotFound)
+	s.agree(MachineOne)
+}
+
+func (s *suite) attachUnknownMachine() {
+	_, err := s.m.Attach(s.Context(), fabric.Intent{Machine: MachineUnknown, Model: ModelA})
+	s.fault(err, device.FaultNotFound, device.FaultRejected)
+	if n := s.c.FreeCount(ModelA); n != 2 {
+		s.Errorf("free %s = %d after an attach to no machine, want 2", ModelA, n)
+	}
+}
+
+func (s *suite) detach() {
+	a := s.mustAttach(MachineOne, ModelA)
+	b := s.mustAttach(MachineOne, ModelB)
+	op, err := s.m.Detach(s.Context(), fabric.Intent{Machine: MachineOne, Model: ModelA, Device: a, Before: s.c.Attached(MachineOne)})
+	if err == nil {
+		_, err = fabric.Wait(s.Context(), clock.RealClock{}, s.m, op)
+	}
+	if err != nil {
+		s.Fatal(err)
+	}
+	if got := s.c.Attached(MachineOne); !slices.Equal(got, []string{b}) {
+		s.Errorf("machine has %v after the detach of %s, want %s alone", got, a, b)
+	}
+	s.agree(MachineOne)
+	if n := s.count(ModelA); n != 2 {
+		s.Errorf("free %s after detach = %d, want 2", ModelA, n)
+	}
+}
+
+// detachAbsent: what the manager says differs; the list decides in either case.
+func (s *suite) detachAbsent() {
+	a := s.mustAttach(MachineOne, ModelA)
+	for _, in := range []fabric.Intent{
+		{Machine: MachineTwo, Model: ModelA, Device: a},
+		{Machine: MachineOne, Model: ModelA, Device: "00000000-0000-4000-8000-0000000000ee"},
+	} {
+		if _, err := s.m.Detach(s.Context(), in); err != nil {
+			s.fault(err, device.FaultNotFound)
+		}
+	}
+	if got := s.c.Attached(MachineOne); !slices.Equal(got, []string{a}) {
+		s.Errorf("machine has %v, want %s untouched", got, a)
+	}
+	s.agree(MachineOne)
+	s.agree(MachineTwo)
+}
+
+func (s *suite) detachNothing() {
+	s.mustAttach(MachineOne, ModelA)
+	_, err := s.m.Detach(s.Context(), fabric.Intent{Machine: MachineOne, Model: ModelA})
+	s.fault(err, device.FaultRejected, device.FaultUnsupported)
+	s.agree(MachineOne)
+}
+
+func (s *suite) listPartly() {
+	a := s.mustAttach(MachineTwo, ModelA)
+	s.c.FailReads(MachineOne, true)
+	attached, failed := s.m.ListAttached(s.Context(), []device.Machine{MachineOne, MachineTwo, MachineUnknown})
+	if len(attached) != 1 || len(attached[MachineTwo]) != 1 || attached[MachineTwo][0].ID != a {
+		s.Errorf("attached = %v, want only machine two with %s", attached, a)
+	}
+	if len(failed) != 2 {
+		s.Fatalf("failed = %v, want machine one and the unknown one", failed)
+	}
+	s.fault(failed[MachineUnknown], device.FaultNotFound)
+	s.fault(failed[MachineOne], device.FaultUnknown, device.FaultUnreachable, device.FaultBusy)
+	s.c.FailReads(MachineOne, false)
+	s.agree(MachineOne)
+}
+
+func (s *suite) listNone() {
+	attached, failed := s.m.ListAttached(s.Context(), nil)
+	if len(attached) != 0 || len(failed) != 0 {
+		s.Errorf("list of no machine = %v, %v", attached, failed)
+	}
+	got := s.list(MachineOne)
+	if len(got) != 0 {
+		s.Errorf("list of a machine without devices = %v", got)
+	}
+}
+
+func (s *suite) freePartly() {
+	free, err := s.m.Free(s.Context(), []string{ModelNone, ModelB})
+	if free[ModelB].Count != 1 {
+		s.Errorf("free = %v, want one %s", free, ModelB)
+	}
+	if n, ok := free[ModelNone]; ok && n.Count != 0 {
+		s.Errorf("free = %v of a model that does not exist", free)
+	}
+	if _, ok := free[ModelNone]; !ok {
+		s.fault(err, device.FaultNotFound, device.FaultRejected, device.FaultUnsupported)
+	}
+	s.c.FailReads("", true)
+	free, err = s.m.Free(s.Context(), []string{ModelA, ModelB})
+	if len(free) != 0 {
+		s.Errorf("free = %v while the manager does not say", free)
+	}
+	s.fault(err, device.FaultUnknown, device.FaultUnreachable, device.FaultBusy)
+}
+
+func (s *suite) pollDone() {
+	op, err := s.m.Attach(s.Context(), s.intent(MachineOne, ModelA))
+	if err == nil {
+		op, err = fabric.Wait(s.Context(), clock.RealClock{}, s.m, op)
+	}
+	if err != nil {
+		s.Fatal(err)
+	}
+	for range 3 {
+		if op, err = s.m.Poll(s.Context(), op); err != nil || op.State != fabric.Done {
+			s.Fatalf("poll = %+v, %v, want Done", op, err)
+		}
+	}
+	if n := len(s.c.Attached(MachineOne)); n != 1 {
+		s.Errorf("%d devices after one attach and polls", n)
+	}
+}
+
+func (s *suite) waitDone() {
+	op, err := s.m.Attach(s.Context(), s.intent(MachineOne, ModelA))
+	if err != nil {
+		s.Fatal(err)
+	}
+	op, err = fabric.Wait(s.Context(), clock.RealClock{}, s.m, op)
+	if err != nil || op.State != fabric.Done || op.Kind != fabric.KindAttach {
+		s.Fatalf("wait = %+v, %v, want a done attach", op, err)
+	}
+	// What the answer names is a hint, but never somebody else's.
+	for _, d := range op.Devices {
+		if !slices.Contains(s.c.Attached(MachineOne), d.ID) {
+			s.Errorf("the answer names %s, the machine has %v", d.ID, s.c.Attached(MachineOne))
+		}
+	}
+}
+
+func (s *suite) shut() {
+	s.mustAttach(MachineOne, ModelA) // credentials are there
+	s.c.Shut()
+	_, err := s.m.Attach(s.Context(), fabric.Intent{Machine: MachineOne, Model: ModelA, Before: s.c.Attached(MachineOne)})
+	if f := s.fault(err, device.FaultUnreachable); !f.Definite() {
+		s.Error("a refused connection is not definite")
+	}
+	if err := s.m.Health(s.Context()); err == nil {
+		s.Error("a manager that is shut is healthy")
+	}
+	_, failed := s.m.ListAttached(s.Context(), []device.Machine{MachineOne})
+	s.fault(failed[MachineOne], device.FaultUnreachable)
+}
+
+func (s *suite) refuseLogin() {
+	s.mustAttach(MachineOne, ModelA)
+	s.c.RefuseLogin()
+	_, err := s.m.Attach(s.Context(), fabric.Intent{Machine: MachineOne, Model: ModelA, Before: s.c.Attached(MachineOne)})
+	s.fault(err, device.FaultUnauthorized)
+	s.fault(s.m.Health(s.Context()), device.FaultUnauthorized)
+	if n := len(s.c.Attached(MachineOne)); n != 1 {
+		s.Errorf("%d devices, want the one from before", n)
+	}
+}
+
+func (s *suite) contextEnded() {
+	ctx, cancel := context.WithCancel(s.Context())
+	cancel()
+	_, err := s.m.Attach(ctx, s.intent(MachineOne, ModelA))
+	s.fault(err, device.FaultUnreachable, device.FaultUnknown)
+	if n := len(s.c.Attached(MachineOne)); n != 0 {
+		s.Errorf("%d devices after a call that was over before it began", n)
+	}
+}
+
+func (s *suite) contextEnds() {
+	s.mustAttach(MachineTwo, ModelB) // credentials and connection are there
+	if !s.c.Fate(Hang) {
+		s.Skip("this manager cannot be made to hang")
+	}
+	ctx, cancel := context.WithCancel(s.Context())
+	in := s.intent(MachineOne, ModelA)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := s.m.Attach(ctx, in)
+		ended <- err
+	}()
+	cancel()
+	// Whether the call was on its way by then is a matter of time; it must end in any case.
+	s.fault(<-ended, device.FaultUnknown, device.FaultUnreachable)
+}
+
+// fateCase is what a fate means for the caller.
+type fateCase struct {
+	fate Fate
+	// classes of the fault; none means success.
+	classes []device.FaultClass
+	effect  bool
+}
+
+func fates() []fateCase {
+	unknown := []device.FaultClass{device.FaultUnknown}
+	return []fateCase{
+		{Busy, []device.FaultClass{device.FaultBusy}, false},
+		{LostBefore, unknown, false},
+		{LostAfter, unknown, true},
+		{ErrorBefore, unknown, false},
+		{ErrorAfter, unknown, true},
+		{Truncated, unknown, true},
+		{NoWords, nil, true},
+		{CredentialsEnded, nil, true},
+	}
+}
+
+func (s *suite) attachFate(f fateCase) {
+	s.mustAttach(MachineTwo, ModelB) // credentials and connection are there
+	in := s.intent(MachineOne, ModelA)
+	if !s.c.Fate(f.fate) {
+		s.Skipf("%s cannot be done with this manager", f.fate)
+	}
+	op, err := s.m.Attach(s.Context(), in)
+	if err == nil {
+		_, err = fabric.Wait(s.Context(), clock.RealClock{}, s.m, op)
+	}
+	want := 0
+	if f.effect {
+		want = 1
+	}
+	s.checkFate(f, err, want)
+}
+
+func (s *suite) detachFate(f fateCase) {
+	id := s.mustAttach(MachineOne, ModelA)
+	if !s.c.Fate(f.fate) {
+		s.Skipf("%s cannot be done with this manager", f.fate)
+	}
+	op, err := s.m.Detach(s.Context(), fabric.Intent{Machine: MachineOne, Model: ModelA, Device: id, Before: []string{id}})
+	if err == nil {
+		_, err = fabric.Wait(s.Context(), clock.RealClock{}, s.m, op)
+	}
+	want := 1
+	if f.effect {
+		want = 0
+	}
+	s.checkFate(f, err, want)
+}
+
+func (s *suite) checkFate(f fateCase, err error, want int) {
+	s.Helper()
+	if f.classes == nil && err != nil {
+		s.Errorf("error = %v, want success", err)
+	}
+	if f.classes != nil {
+		s.fault(err, f.classes...)
+	}
+	if got := s.c.Attached(MachineOne); len(got) != want {
+		s.Errorf("the machine has %v, want %d devices: the call was made more than once, or not at all", got, want)
+	}
+	s.agree(MachineOne)
+}

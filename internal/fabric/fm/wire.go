@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fm
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/cohdi/cohdi-agent/internal/device"
+	"github.com/cohdi/cohdi-agent/internal/fabric"
+)
+
+// resourceGPU is the FM's word for the kind of device that we handle.
+const resourceGPU = "gpu"
+
+// text is a JSON string that may come as a number or null.
+type text string
+
+// UnmarshalJSON accepts any scalar.
+func (t *text) UnmarshalJSON(b []byte) error {
+	switch {
+	case bytes.Equal(b, []byte("null")):
+		*t = ""
+	case len(b) > 0 && b[0] == '"':
+		var s string
+		if err := json.Unmarshal(b, &s); err != nil {
+			return err
+		}
+		*t = text(s)
+	case len(b) > 0 && (b[0] == '{' || b[0] == '['):
+		return fmt.Errorf("%.20s is neither text nor number", b)
+	default:
+		*t = text(b)
+	}
+	return nil
+}
+
+// envelope is the frame of most answers.
+type envelope struct {
+	Data *struct {
+		Machines []machine `json:"machines"`
+	} `json:"data"`
+}
+
+type machine struct {
+	UUID         text       `json:"mach_uuid"`
+	Name         text       `json:"mach_name"`
+	FabricID     text       `json:"fabric_id"` // an int, or null where the machine has no fabric
+	StatusDetail text       `json:"mach_status_detail"`
+	Resources    []resource `json:"resources"`
+}
+
+type resource struct {
+	UUID     text          `json:"res_uuid"`
+	Type     text          `json:"res_type"`
+	OpStatus text          `json:"res_op_status"`
+	Serial   text          `json:"res_serial_num"`
+	Spec     *resourceSpec `json:"res_spec"`
+}
+
+type resourceSpec struct {
+	Condition []condition `json:"condition"`
+}
+
+type condition struct {
+	Column   text `json:"column"`
+	Operator text `json:"operator"`
+	Value    text `json:"value"`
+}
+
+func modelCondition(model string) condition {
+	return condition{Column: "model", Operator: "eq", Value: text(model)}
+}
+
+func encodeCondition(model string) (string, error) {
+	b, err := json.Marshal(modelCondition(model))
+	return string(b), err
+}
+
+// decodeMachines reads an envelope. An answer without the frame is not the manager's.
+func decodeMachines(body []byte) ([]machine, error) {
+	var e envelope
+	if err := json.Unmarshal(body, &e); err != nil {
+		return nil, fmt.Errorf("decode answer: %w", err)
+	}
+	if e.Data == nil {
+		return nil, errors.New("decode answer: no data in it")
+	}
+	return e.Data.Machines, nil
+}
+
+// pick finds the one machine that was asked for. Only an answer that names no machine at all in its one
+// element is taken at its word.
+func pick(machines []machine, id device.Machine) (machine, bool) {
+	for _, m := range machines {
+		if got, err := device.ParseMachine(string(m.UUID)); err == nil && got == id {
+			return m, true
+		}
+	}
+	if len(machines) == 1 && machines[0].UUID == "" {
+		return machines[0], true
+	}
+	return machine{}, false
+}
+
+// describe turns a machine of the wire into the contract's.
+func (m machine) describe() (fabric.Machine, error) {
+	id, err := device.ParseMachine(string(m.UUID))
+	if err != nil {
+		return fabric.Machine{}, err
+	}
+	power := fabric.PowerUnknown
+	for word := range strings.FieldsSeq(string(m.StatusDetail)) {
+		switch word {
+		case "PON":
+			power = fabric.PowerOn
+		case "POFF":
+			power = fabric.PowerOff
+		}
+	}
+	return fabric.Machine{ID: id, Name: string(m.Name), Fabric: string(m.FabricID), Power: power}, nil
+}
+
+// gpus returns the GPUs among the machine's resources, each once. skipped counts those without a fabric
+// identity, which nobody could ever detach.
+func (m machine) gpus(id device.Machine) (gpus []device.OnFabric, skipped int) {
+	byUUID := make(map[device.GPUUUID]int)
+	seen := make(map[string]bool)
+	for _, r := range m.Resources {
+		if r.Type != resourceGPU || seen[string(r.UUID)] {
+			continue
+		}
+		if r.UUID == "" {
+			skipped++
+			continue
+		}
+		seen[string(r.UUID)] = true
+		d := device.OnFabric{ID: string(r.UUID), Machine: id, Model: r.model()}
+		d.Health, d.HealthText = r.health()
+		// A serial number in another form is no identity that the node could match.
+		d.UUID, _ = device.ParseGPUUUID(string(r.Serial)) //nolint:errcheck // see above
+		if d.UUID != "" {
+			byUUID[d.UUID]++
+		}
+		gpus = append(gpus, d)
+	}
+	for i := range gpus {
+		// Two devices with one identity: matching by it would take one for the other.
+		if byUUID[gpus[i].UUID] > 1 {
+			gpus[i].HealthText = fmt.Sprintf("the manager gives %s to several devices", gpus[i].UUID)
+			gpus[i].UUID = ""
+		}
+	}
+	return gpus, skipped
+}
+
+func (r resource) model() string {
+	if r.Spec == nil {
+		return ""
+	}
+	for _, c := range r.Spec.Condition {
+		if c.Column == "model" && (c.Operator == "eq" || c.Operator == "") {
+			return string(c.Value)
+		}
+	}
+	return ""
+}
+
+// health reads the first character of the operation status; the rest is not documented.
+func (r resource) health() (device.Health, string) {
+	said := fmt.Sprintf("the manager's status is %q", string(r.OpStatus))
+	switch {
+	case strings.HasPrefix(string(r.OpStatus), "0"):
+		return device.HealthOK, ""
+	case strings.HasPrefix(string(r.OpStatus), "1"):
+		return device.HealthWarning, said
+	case strings.HasPrefix(string(r.OpStatus), "2"):
+		return device.HealthCritical, said
+	}
+	return device.HealthUnknown, said
+}
+
+// available is the answer to "what is free"; it has no frame.
+type available struct {
+	FabricID text `json:"fabric_id"`
+	Count    text `json:"reserved_res_num_per_fabric"`
+}
+
+func decodeAvailable(body []byte) (fabricID string, count int, err error) {
+	var a available
+	if err := json.Unmarshal(body, &a); err != nil {
+		return "", 0, fmt.Errorf("decode answer: %w", err)
+	}
+	count, err = strconv.Atoi(string(a.Count))
+	if err != nil || count < 0 {
+		return "", 0, fmt.Errorf("decode answer: reserved_res_num_per_fabric %q is not a count", a.Count)
+	}
+	return string(a.FabricID), count, nil
+}
+
+// update is the body of an attach (with a spec) or a detach (with a device).
+type update struct {
+	Tenants updateTenant `json:"tenants"`
+}
+
+type updateTenant struct {
+	UUID     string          `json:"tenant_uuid"`
+	Machines []updateMachine `json:"machines"`
+}
+
+type updateMachine struct {
+	UUID      string           `json:"mach_uuid"`
+	Resources []updateResource `json:"resources"`
+}
+
+type updateResource struct {
+	Specs []updateSpec `json:"res_specs"`
+}
+
+type updateSpec struct {
+	Type   string        `json:"res_type"`
+	Device string        `json:"res_uuid,omitempty"`
+	Spec   *resourceSpec `json:"res_spec,omitempty"`
+	Count  int           `json:"res_num"`
+}
+
+func encodeUpdate(tenant, machine string, spec updateSpec) ([]byte, error) {
+	return json.Marshal(update{Tenants: updateTenant{
+		UUID: tenant,
+		Machines: []updateMachine{{
+			UUID: machine, Resources: []updateResource{{Specs: []updateSpec{spec}}},
+		}},
+	}})
+}
+
+// refusal is an error body: the FM's own form, or the plain one of id_manager and others.
+type refusal struct {
+	Detail *struct {
+		Code    text            `json:"code"`
+		Message json.RawMessage `json:"message"` // a string or any JSON
+	} `json:"detail"`
+	Error       text `json:"error"`
+	Description text `json:"error_description"`
+	Message     text `json:"message"`
+}
+
+// decodeRefusal finds the manager's code and words in whatever came back.
+// Secrets are hidden wherever they were echoed.
+func decodeRefusal(body []byte, secrets ...string) (code, message string) {
+	var r refusal
+	if json.Unmarshal(body, &r) != nil {
+		return "", tidy(string(body), secrets...)
+	}
+	switch {
+	case r.Detail != nil:
+		message = string(r.Detail.Message)
+		var s string
+		if json.Unmarshal(r.Detail.Message, &s) == nil {
+			message = s
+		}
+		return tidy(string(r.Detail.Code), secrets...), tidy(message, secrets...)
+	case r.Error != "":
+		message = string(r.Description)
+		if message == "" {
+			message = string(r.Message)
+		}
+		return tidy(string(r.Error), secrets...), tidy(message, secrets...)
+	}
+	return "", tidy(string(body), secrets...)
+}
+
+// longest is what of the manager's words is kept, in bytes.
+const longest = 512
+
+// tidy makes foreign text fit for one line of a condition. Secrets are hidden before anything is cut, so
+// that no part of one is left.
+func tidy(s string, secrets ...string) string {
+	s = strings.ToValidUTF8(redact(s, secrets...), "?")
+	s = strings.Join(strings.FieldsFunc(s, func(r rune) bool { return r <= ' ' || r == 0x7f }), " ")
+	if len(s) > longest {
+		s = strings.ToValidUTF8(s[:longest], "") + "…"
+	}
+	return s
+}
