@@ -72,6 +72,14 @@ func newCommand(stdout, stderr io.Writer) *cobra.Command {
 			func(ctx context.Context, c *localkube.Cluster, args []string) error { return c.Stop(ctx, args...) }),
 		simple("restart COMPONENT | restart NODE kubelet|containerd", "Stop and start a component", cobra.RangeArgs(1, 2),
 			func(ctx context.Context, c *localkube.Cluster, args []string) error { return c.Restart(ctx, args...) }),
+		simple("reboot NODE", "Power-cycle a node: no process survives, the boot id changes", cobra.ExactArgs(1),
+			func(ctx context.Context, c *localkube.Cluster, args []string) error {
+				node, err := localkube.FindNode(args[0])
+				if err != nil {
+					return err
+				}
+				return c.Reboot(ctx, node)
+			}),
 		simple("node-exec NODE -- COMMAND...", "Run a command in a node's namespaces", cobra.MinimumNArgs(2),
 			func(ctx context.Context, c *localkube.Cluster, args []string) error {
 				return nodeExec(ctx, c, args, stdout, stderr)

@@ -137,7 +137,12 @@ func (c *Cluster) up(ctx context.Context, chassis string) error {
 			return err
 		}
 	}
-	return c.waitNodes(ctx)
+	for _, node := range Nodes() {
+		if err := c.waitKubelet(ctx, node); err != nil {
+			return err
+		}
+	}
+	return c.waitPodsWelcome(ctx)
 }
 
 // prepare writes all files, takes the bridge and creates the cgroups.
@@ -261,30 +266,21 @@ func (c *Cluster) startRuntime(ctx context.Context, node Node) error {
 	return nil
 }
 
-func (c *Cluster) waitNodes(ctx context.Context) error {
-	for _, node := range Nodes() {
-		if err := c.waitNode(ctx, node); err != nil {
-			return err
+// waitPodsWelcome waits for what the first Pod needs besides a node: a scheduler, and the service
+// account that the controller manager makes for each namespace.
+func (c *Cluster) waitPodsWelcome(ctx context.Context) error {
+	for _, name := range []string{controllerManager, scheduler} {
+		if err := c.waitHealthz(ctx, name); err != nil {
+			return fmt.Errorf("wait for the %s, log in %s: %w", name, c.Log(name), err)
 		}
 	}
-	return nil
-}
-
-func (c *Cluster) waitNode(ctx context.Context, node Node) error {
 	api, err := c.newClient()
 	if err != nil {
 		return err
 	}
-	err = waitFor(ctx, time.Minute, func(ctx context.Context) error {
-		if err := c.ended(node.kubelet()); err != nil {
-			return fatalError{err}
-		}
-		return api.nodeReady(ctx, node.Name)
+	return waitFor(ctx, 30*time.Second, func(ctx context.Context) error {
+		return api.get(ctx, "/api/v1/namespaces/default/serviceaccounts/default", nil)
 	})
-	if err != nil {
-		return fmt.Errorf("wait for node %s, log in %s: %w", node.Name, c.Log(node.kubelet()), err)
-	}
-	return nil
 }
 
 // healthy reports whether everything of the asked-for cluster runs and answers.
@@ -337,8 +333,9 @@ func (c *Cluster) Down(ctx context.Context) error {
 
 func (c *Cluster) down(ctx context.Context) error {
 	rec, err := c.load()
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		c.say("going on without %s: %v", c.record(), err)
+	if err != nil {
+		// The state folder is lost or damaged: what a cluster may have made is looked for everywhere.
+		rec.MountPoints = mountPoints()
 	}
 	if err := killCgroup(ctx, cgroupRoot); err != nil {
 		return err

@@ -47,7 +47,7 @@ func (c *Cluster) component(words []string) (name string, start func(context.Con
 				if err := c.startKubelet(node); err != nil {
 					return err
 				}
-				return c.waitNode(ctx, node)
+				return c.waitKubelet(ctx, node)
 			}, nil
 		case "containerd":
 			return node.containerd(), func(ctx context.Context) error { return c.startContainerd(ctx, node) }, nil
@@ -72,15 +72,36 @@ func (c *Cluster) startAndWait(ctx context.Context, p process) error {
 		return err
 	}
 	if p.name == etcd || p.name == apiserver {
-		if _, ok := c.running(etcd); !ok {
-			return nil // an API server without etcd is what the caller wants to see
-		}
-		if _, ok := c.running(apiserver); !ok {
-			return nil
-		}
-		return c.waitAPIServer(ctx)
+		return c.waitStore(ctx)
 	}
 	return c.waitHealthz(ctx, p.name)
+}
+
+// waitStore waits for the API server after it or etcd was started, unless the other is stopped: then
+// that is what the caller wants to see. A component that died of the outage is started again, as a
+// service manager would.
+func (c *Cluster) waitStore(ctx context.Context) error {
+	for _, name := range []string{etcd, apiserver} {
+		if _, ok := c.running(name); !ok {
+			return nil
+		}
+	}
+	if err := c.waitAPIServer(ctx); err != nil {
+		return err
+	}
+	for _, p := range []process{c.controllerManagerProcess(), c.schedulerProcess()} {
+		// One that was stopped on purpose has no pid file.
+		if !slices.Contains(c.processes(), p.name) {
+			continue
+		}
+		if err := c.startControl(p); err != nil {
+			return err
+		}
+		if err := c.waitHealthz(ctx, p.name); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // waitHealthz waits until a component says itself that it works.

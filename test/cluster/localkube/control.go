@@ -118,6 +118,10 @@ func (c *Cluster) apiserverProcess() process {
 		"--bind-address=" + HostIP, "--advertise-address=" + HostIP, "--secure-port=6443",
 		"--tls-cert-file=" + c.pkiFile("apiserver.crt"), "--tls-private-key-file=" + c.pkiFile("apiserver.key"),
 		"--client-ca-file=" + c.pkiFile("ca.crt"),
+		// Nothing is aggregated and the name is never issued, but the others look for these settings.
+		"--requestheader-client-ca-file=" + c.pkiFile("ca.crt"), "--requestheader-allowed-names=front-proxy-client",
+		"--requestheader-username-headers=X-Remote-User", "--requestheader-group-headers=X-Remote-Group",
+		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
 		"--service-cluster-ip-range=" + serviceCIDR,
 		"--service-account-issuer=" + serviceIssuer,
 		"--service-account-key-file=" + c.pkiFile("service-account.pub"),

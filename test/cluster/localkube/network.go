@@ -101,17 +101,21 @@ func createNetns(ctx context.Context, node Node) error {
 // removeNetwork removes the nodes' namespaces and the bridge, whoever left them.
 func removeNetwork(ctx context.Context) error {
 	for _, node := range Nodes() {
-		if _, err := os.Stat(filepath.Join("/run/netns", node.Netns())); err == nil {
-			if err := command(ctx, "ip", "netns", "del", node.Netns()); err != nil {
-				return fmt.Errorf("remove network of node %s: %w", node.Name, err)
-			}
-		}
-		// A namespace lives on while a dying process holds it, and its leg with it.
-		if err := removeLink(ctx, "cohdi-"+node.Name); err != nil {
+		if err := removeNetns(ctx, node); err != nil {
 			return err
 		}
 	}
 	return removeLink(ctx, Bridge)
+}
+
+func removeNetns(ctx context.Context, node Node) error {
+	if _, err := os.Stat(filepath.Join("/run/netns", node.Netns())); err == nil {
+		if err := command(ctx, "ip", "netns", "del", node.Netns()); err != nil {
+			return fmt.Errorf("remove network of node %s: %w", node.Name, err)
+		}
+	}
+	// A namespace lives on while a dying process holds it, and its leg with it.
+	return removeLink(ctx, "cohdi-"+node.Name)
 }
 
 func removeLink(ctx context.Context, name string) error {

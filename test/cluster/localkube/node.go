@@ -69,6 +69,11 @@ func (c *Cluster) prepareNode(node Node) error {
 	return nil
 }
 
+// namespacesReady is the file that the node's script writes when all mounts are in place.
+func (c *Cluster) namespacesReady(node Node) string {
+	return filepath.Join(c.NodeDir(node.Name), "namespaces-ready")
+}
+
 // startNamespaces creates the node's namespaces and waits until they are complete.
 func (c *Cluster) startNamespaces(ctx context.Context, node Node) error {
 	if err := createNetns(ctx, node); err != nil {
@@ -78,7 +83,6 @@ func (c *Cluster) startNamespaces(ctx context.Context, node Node) error {
 	if _, err := os.Stat(machine); err != nil {
 		machine = ""
 	}
-	ready := filepath.Join(c.NodeDir(node.Name), "namespaces-ready")
 	err := c.start(process{
 		name:   node.holder(),
 		cgroup: c.cgroups[node.cgroup()],
@@ -90,7 +94,7 @@ func (c *Cluster) startNamespaces(ctx context.Context, node Node) error {
 		return err
 	}
 	return waitFor(ctx, 10*time.Second, func(context.Context) error {
-		if _, err := os.Stat(ready); err == nil {
+		if _, err := os.Stat(c.namespacesReady(node)); err == nil {
 			return nil
 		}
 		if err := c.ended(node.holder()); err != nil {
@@ -141,6 +145,64 @@ func (c *Cluster) startKubelet(node Node) error {
 		return err
 	}
 	return c.start(process{name: node.kubelet(), cgroup: c.cgroups[node.cgroup()], args: args, env: c.nodeEnv()})
+}
+
+// waitKubelet waits until this kubelet, not the one before it, works and its node takes Pods.
+func (c *Cluster) waitKubelet(ctx context.Context, node Node) error {
+	err := waitFor(ctx, time.Minute, func(ctx context.Context) error {
+		if err := c.ended(node.kubelet()); err != nil {
+			return fatalError{err}
+		}
+		return probe(ctx, "http://"+node.IP+":10248/healthz")
+	})
+	if err != nil {
+		return fmt.Errorf("wait for the kubelet of node %s, log in %s: %w", node.Name, c.Log(node.kubelet()), err)
+	}
+	api, err := c.newClient()
+	if err != nil {
+		return err
+	}
+	err = waitFor(ctx, time.Minute, func(ctx context.Context) error { return api.nodeReady(ctx, node.Name) })
+	if err != nil {
+		return fmt.Errorf("wait for node %s, log in %s: %w", node.Name, c.Log(node.kubelet()), err)
+	}
+	return nil
+}
+
+// Reboot does to a node what a power cycle does: every process is gone, /run is empty, the boot id
+// is another, and kubelet and runtime find what is on disk. Its devices stay attached.
+func (c *Cluster) Reboot(ctx context.Context, node Node) error {
+	if _, ok := c.running(node.holder()); !ok {
+		return fmt.Errorf("reboot node %s: it is not running", node.Name)
+	}
+	if err := killCgroup(ctx, node.cgroup()); err != nil {
+		return err
+	}
+	if err := removeNetns(ctx, node); err != nil {
+		return err
+	}
+	if err := removeCgroup(ctx, node.cgroup()); err != nil {
+		return err
+	}
+	if _, err := makeCgroups(node.cgroup()); err != nil {
+		return err
+	}
+	if err := os.Remove(c.namespacesReady(node)); err != nil {
+		return fmt.Errorf("reboot node %s: %w", node.Name, err)
+	}
+	if err := os.WriteFile(c.BootID(node.Name), []byte(newUUID()+"\n"), 0o644); err != nil {
+		return fmt.Errorf("reboot node %s: %w", node.Name, err)
+	}
+	if err := c.startNamespaces(ctx, node); err != nil {
+		return err
+	}
+	if err := c.startContainerd(ctx, node); err != nil {
+		return err
+	}
+	if err := c.startKubelet(node); err != nil {
+		return err
+	}
+	return c.waitKubelet(ctx, node)
 }
 
 // nodeEnv lets containerd find its shim and runc, wherever the caller's PATH points.
@@ -207,7 +269,8 @@ tlsPrivateKeyFile: "` + c.pkiFile("kubelet-"+node.Name+".key") + `"
 clusterDomain: ` + clusterDomain + `
 clusterDNS: [10.96.0.10]
 readOnlyPort: 0
-healthzPort: 0
+healthzBindAddress: ` + node.IP + `
+healthzPort: 10248
 # What the machine that runs the tests may lack or be short of must not decide over Pods.
 failCgroupV1: false
 failSwapOn: false

@@ -18,8 +18,10 @@ import (
 
 const (
 	pollInterval = 50 * time.Millisecond
-	// stopGrace is how long a process may take to end by itself; kubelet and etcd need 1 to 2 s.
+	// stopGrace is how long a process may take to end by itself.
 	stopGrace = 10 * time.Second
+	// API server and etcd wait for their clients' watches, which never end; a crash must not hurt either.
+	servingGrace = time.Second
 )
 
 // joinAndExec moves the shell into the cgroup named first and becomes the command that follows:
@@ -92,11 +94,15 @@ func (l Layout) stop(ctx context.Context, name string) error {
 		return nil
 	}
 	gone := func() bool { _, alive := l.running(name); return !alive }
+	grace := stopGrace
+	if name == apiserver || name == etcd {
+		grace = servingGrace
+	}
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 		if err := syscall.Kill(pid, sig); err != nil && !errors.Is(err, syscall.ESRCH) {
 			return fmt.Errorf("send %v to %s (pid %d): %w", sig, name, pid, err)
 		}
-		err := waitFor(ctx, stopGrace, func(context.Context) error {
+		err := waitFor(ctx, grace, func(context.Context) error {
 			if gone() {
 				return nil
 			}
@@ -161,8 +167,8 @@ func cutLast(s, sep string) (before, after string, ok bool) {
 }
 
 // waitFor calls check until it returns nil. When time is up, the error carries check's last answer.
-func waitFor(ctx context.Context, limit time.Duration, check func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, limit)
+func waitFor(parent context.Context, limit time.Duration, check func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(parent, limit)
 	defer cancel()
 	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
@@ -174,6 +180,9 @@ func waitFor(ctx context.Context, limit time.Duration, check func(context.Contex
 		}
 		select {
 		case <-ctx.Done():
+			if parent.Err() != nil {
+				return fmt.Errorf("interrupted (%w): %w", context.Cause(parent), err)
+			}
 			return fmt.Errorf("after %v: %w", limit, err)
 		case <-tick.C:
 		}
