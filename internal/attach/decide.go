@@ -65,7 +65,11 @@ func (o *Observation) list() Decision {
 }
 
 func (o *Observation) lookWhileUnknown() Decision {
-	if next := o.ListTriedAt.Add(o.Settings.Look); o.Now.Before(next) {
+	next := o.ListTriedAt.Add(o.Settings.Look)
+	if at := o.settledAt(); at.Before(next) {
+		next = at
+	}
+	if o.Now.Before(next) {
 		return o.waitUntil(next, "the manager was asked at %s and it is not known whether it attached a device",
 			o.Lease.AskedAt.UTC().Format(time.RFC3339))
 	}

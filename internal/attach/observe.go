@@ -38,10 +38,13 @@ func (o *Observation) retryAfter() time.Time {
 	return o.Lease.Failure.RetryAfter
 }
 
-// settled: what was asked can no longer take effect.
+// settled: what was asked can no longer take effect, and the list was asked for after that.
 func (o *Observation) settled() bool {
-	return o.Last != nil && o.Last.Fault != nil && o.Last.Fault.Definite() ||
-		!o.Now.Before(o.past(o.Lease.AskedAt).Add(o.Settings.Settle))
+	return o.refused() || !o.Now.Before(o.settledAt()) && !o.ListAskedAt.Before(o.settledAt())
+}
+
+func (o *Observation) settledAt() time.Time {
+	return o.past(o.Lease.AskedAt).Add(o.Settings.Settle)
 }
 
 // refused: the last call was answered, and nothing happened.

@@ -210,14 +210,17 @@ func releasing() []rule {
 		return func(o *Observation) bool { return o.function() != nil && f(o) }
 	}
 	drained := (*Observation).drained
+	again := func(o *Observation) bool { // what failed goes back first
+		return !o.Lease.Attempt.IsZero() && o.Lease.Failure.Reason == "" && o.Lease.UUID != ""
+	}
 	return []rule{
 		{"which one, look", func(o *Observation) bool { return o.Lease.UUID == "" && o.Lease.FabricDevice != "" && !o.Fresh }, (*Observation).list},
 		{"wanted again, drained", onBus(func(o *Observation) bool {
-			return !o.Lease.Attempt.IsZero() && o.usable(o.identity()) != nil && drained(o) && o.due(Undrain)
+			return again(o) && o.usable(o.identity()) != nil && drained(o) && o.due(Undrain)
 		}), func(o *Observation) Decision {
 			return o.do(Undrain, "claim %s was allocated meanwhile", o.Lease.Attempt.Claim())
 		}},
-		{"wanted again", onBus(func(o *Observation) bool { return !o.Lease.Attempt.IsZero() }), func(o *Observation) Decision {
+		{"wanted again", onBus(again), func(o *Observation) Decision {
 			return o.phase(device.Attached, "claim "+o.Lease.Attempt.Claim()+" was allocated meanwhile")
 		}},
 		{"still prepared", (*Observation).prepared, func(o *Observation) Decision { // off the bus too: a container may have it
@@ -288,7 +291,9 @@ func failed() []rule {
 			return o.do(Delete, "the back-off is over and nothing is attached")
 		}},
 		{"goes back", always, func(o *Observation) Decision {
-			return o.phase(device.Releasing, "the back-off is over")
+			d := o.phase(device.Releasing, "the back-off is over")
+			d.Lease.Failure = o.Lease.Failure // so that nobody is given it on its way back
+			return d
 		}},
 	}
 }

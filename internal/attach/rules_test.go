@@ -41,7 +41,7 @@ type mod func(*Observation)
 // world as that phase expects it.
 func calm(p device.Phase) Observation {
 	o := Observation{
-		Now: now, Settings: settings, FabricModel: model, Fresh: true, ListTriedAt: ago(time.Second), PreparedKnown: true,
+		Now: now, Settings: settings, FabricModel: model, Fresh: true, ListTriedAt: ago(time.Second), ListAskedAt: ago(time.Second), PreparedKnown: true,
 		Tried: map[Kind]Try{},
 		Lease: device.Lease{
 			Fabric: "0", Unit: "a100-0", Model: "a100", Node: "n1", Machine: "m1", Phase: p,
@@ -84,11 +84,13 @@ func running(k Kind) mod          { return func(o *Observation) { o.Running = k 
 func maySend(o *Observation)      { o.MaySend = true }
 func told(o *Observation)         { o.Told = true }
 func settled(o *Observation)      { o.Lease.AskedAt = ago(time.Hour) }
-func never(o *Observation)        { o.Lease.AskedAt = time.Time{} }
-func looked(d time.Duration) mod  { return func(o *Observation) { o.ListTriedAt = ago(d) } }
-func before(ids ...string) mod    { return func(o *Observation) { o.Lease.SetBefore = ids } }
-func claimed(id string) mod       { return func(o *Observation) { o.Claimed = map[string]bool{id: true} } }
-func noModel(o *Observation)      { o.FabricModel = "" }
+func settledSince(d time.Duration) mod {
+	return func(o *Observation) { o.Lease.AskedAt = ago(settings.Settle + d) }
+}
+func looked(d time.Duration) mod { return func(o *Observation) { o.ListTriedAt = ago(d) } }
+func before(ids ...string) mod   { return func(o *Observation) { o.Lease.SetBefore = ids } }
+func claimed(id string) mod      { return func(o *Observation) { o.Claimed = map[string]bool{id: true} } }
+func noModel(o *Observation)     { o.FabricModel = "" }
 func listFails(d time.Duration) mod {
 	return func(o *Observation) {
 		o.Fresh, o.ListTriedAt = false, ago(d)
@@ -138,6 +140,7 @@ func heldBy(who ...string) mod    { return func(o *Observation) { o.Holders = wh
 func toldHeld(o *Observation)     { o.Lease.HeldBy = strings.Join(o.Holders, ", ") }
 func over(o *Observation)         { o.Lease.Failure.RetryAfter = ago(time.Second) }
 func skewed(o *Observation)       { o.Lease.Failure.RetryAfter = now.Add(24 * time.Hour) }
+func failedBefore(o *Observation) { o.Lease.Failure.Reason = "DeviceCritical" }
 func taken(o *Observation)        { o.Taken = map[device.PCIAddress]bool{slot: true} }
 func leaving(o *Observation)      { o.Leaving = true }
 
@@ -208,6 +211,8 @@ var table = map[device.Phase][]row{
 		{situation: "reply done, nothing listed yet", mods: with(answered("", time.Second)), rule: "unknown, may still come", want: Wait, wake: 4 * time.Second},
 		{situation: "reply lost, too late, may still come", mods: with(late), rule: "unknown, may still come", want: Wait, wake: 4 * time.Second},
 		{situation: "nothing came", mods: with(settled), rule: "nothing came, ask again", want: StoreIntent},
+		{situation: "nothing came by the last list, which was asked too early", mods: with(settledSince(500 * time.Millisecond)), rule: "unknown, may still come", want: ListFabric},
+		{situation: "it may come for another second", mods: with(settledSince(-time.Second)), rule: "unknown, may still come", want: Wait, wake: time.Second},
 		{situation: "nothing came, too late", mods: with(settled, late), rule: "nothing came, too late", want: Store, check: failed1("AttachTimeout", device.BlameUnit)},
 		{situation: "nothing came, claim gone", mods: with(settled, nobody), rule: "nothing came, unwanted", want: Delete},
 		{situation: "refused: none free", mods: with(answered(device.FaultNoCapacity, time.Second)), rule: "refused for good", want: Store, check: both(failed1("NoCapacity", device.BlameModel), unasked)},
@@ -351,6 +356,8 @@ var table = map[device.Phase][]row{
 		{situation: "allocated after the drain", mods: with(serves(onCall), draining), rule: "wanted again, drained", want: Undrain},
 		{situation: "allocated after an unseen drain", mods: with(serves(onCall), tried(Drain, time.Second, nil)), rule: "wanted again, drained", want: Undrain},
 		{situation: "allocated after the drain, undraining does not help", mods: with(serves(onCall), draining, tried(Undrain, time.Second, errTry)), rule: "wanted again", want: Store, check: phase1(device.Attached)},
+		{situation: "allocated when what failed goes back", mods: with(serves(onCall), failedBefore), rule: "drain", want: Drain},
+		{situation: "allocated when what was never identified goes back", mods: with(serves(onCall), anonymous), rule: "drain", want: Drain},
 		{situation: "allocated when off the bus", mods: with(serves(onCall), offBus), rule: "off the fabric", want: SendDetach},
 		{situation: "allocated when off the fabric", mods: with(serves(onCall), offBus, notHere), rule: "attach again", want: Store, check: func(t *testing.T, d Decision) {
 			l := d.Lease
@@ -367,7 +374,11 @@ var table = map[device.Phase][]row{
 		{situation: "back-off by a clock far ahead", mods: with(skewed), rule: "back-off", want: Wait, wake: 5 * time.Minute},
 		{situation: "back-off, lease deleted", mods: with(deleting), rule: "nothing to give back", want: Delete},
 		{situation: "back-off over, nothing attached", mods: with(over), rule: "nothing to give back", want: Delete},
-		{situation: "back-off over, attached", mods: with(over, became), rule: "goes back", want: Store, check: phase1(device.Releasing)},
+		{situation: "back-off over, attached", mods: with(over, became), rule: "goes back", want: Store, check: both(phase1(device.Releasing), func(t *testing.T, d Decision) {
+			if d.Lease.Failure.Reason == "" {
+				t.Error("on its way back it is not known any more that it failed")
+			}
+		})},
 		{situation: "it may have come, list old", mods: with(asked0, stale), rule: "it may have come, look", want: ListFabric},
 		{situation: "it came after all", mods: with(asked0, here(ours)), rule: "it came after all", want: Store, check: both(became1, phase1(device.Failed))},
 		{situation: "it came after all, claim not taken back", mods: with(asked0, here(ours), serves(onCall)), rule: "it came after all", want: Store},

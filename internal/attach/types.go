@@ -68,8 +68,9 @@ type Observation struct {
 	Fresh bool
 	// ListFault is why the last listing failed, nil if it did not.
 	ListFault *device.Fault
-	// ListTriedAt is when the last listing ended, in success or not.
-	ListTriedAt time.Time
+	// ListTriedAt is when the last listing ended, in success or not; ListAskedAt is when the last one that
+	// succeeded was asked for.
+	ListTriedAt, ListAskedAt time.Time
 	// Claimed are the fabric devices that other leases of this machine name.
 	Claimed map[string]bool
 

@@ -100,7 +100,7 @@ func (l *Loop) onHost(ctx context.Context, k attach.Kind, a device.PCIAddress) e
 
 func (l *Loop) list(ctx context.Context) error {
 	l.mu.Lock()
-	asked := l.machine.changes
+	changes, asked := l.machine.changes, l.cfg.Clock.Now()
 	l.mu.Unlock()
 	here, err := l.cfg.Manager.ListAttached(ctx, l.cfg.Machine)
 	l.mu.Lock()
@@ -108,7 +108,7 @@ func (l *Loop) list(ctx context.Context) error {
 	l.machine.listing, l.machine.triedAt = false, l.cfg.Clock.Now()
 	l.machine.fault = fault("list what is attached to machine "+string(l.cfg.Machine), err)
 	if err == nil {
-		l.machine.here, l.machine.current = here, asked
+		l.machine.here, l.machine.current, l.machine.askedAt = here, changes, asked
 	}
 	return err
 }

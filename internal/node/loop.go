@@ -77,6 +77,7 @@ type unit struct {
 type machine struct {
 	here    []device.OnFabric
 	triedAt time.Time // when the last listing ended
+	askedAt time.Time // when here was asked for
 	fault   *device.Fault
 	listing bool
 	// changes counts the ends of changing calls; current is that count when here was asked for, so that
@@ -207,7 +208,7 @@ func (l *Loop) decide(lease device.Lease, all []device.Lease, sight Sight) attac
 	now := l.cfg.Clock.Now()
 	o := attach.Observation{
 		Now: now, Settings: l.cfg.Settings, Lease: lease, FabricModel: l.cfg.Model(lease.Model),
-		Here: l.machine.here, Fresh: l.machine.fresh(now, l.cfg.FreshFor), ListFault: l.machine.fault, ListTriedAt: l.machine.triedAt,
+		Here: l.machine.here, Fresh: l.machine.fresh(now, l.cfg.FreshFor), ListFault: l.machine.fault, ListTriedAt: l.machine.triedAt, ListAskedAt: l.machine.askedAt,
 		Claimed: l.claimed(lease, all), Running: mem.running, MachineBusy: l.busyBut(lease.Unit),
 		MaySend: !mem.maySend.IsZero() && mem.maySend.Equal(lease.AskedAt), Last: mem.last, Tried: mem.tried,
 		Bus: sight.Bus, NVML: sight.NVML, NVMLState: sight.NVMLState,
