@@ -2,7 +2,6 @@
 
 BIN     := .cache/bin
 CLUSTER := $(BIN)/cohdi-cluster
-KUBECTL := $(BIN)/kubectl --kubeconfig .cache/cluster/admin.conf
 IMAGE   := .cache/image/cohdi-agent.tar
 LIBDIR  := .cache/nvml
 CHASSIS ?= test/chassis/demo.yaml
@@ -66,10 +65,8 @@ cluster: tools programs ## Start a cluster that stays
 	$(CLUSTER) up --chassis $(CHASSIS)
 
 .PHONY: deploy
-deploy: image ## Install the agent in the cluster as a user does, for the simulated chassis
-	$(CLUSTER) import $(IMAGE)
-	$(KUBECTL) apply -f deploy/daemonset.yaml
-	$(KUBECTL) rollout status -n cohdi-system daemonset/cohdi-agent --timeout=120s
+deploy: image $(CLUSTER) ## Install the agent in the cluster as a user does, for the simulated chassis
+	$(CLUSTER) deploy
 
 .PHONY: status
 status: ## Show the cluster

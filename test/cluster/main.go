@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/cohdi/cohdi-agent/test/cluster/install"
 	"github.com/cohdi/cohdi-agent/test/cluster/localkube"
 )
 
@@ -32,6 +33,9 @@ func main() {
 	}
 }
 
+// runFunc does what a command is for.
+type runFunc func(context.Context, *localkube.Cluster, []string) error
+
 func newCommand(stdout, stderr io.Writer) *cobra.Command {
 	root := &cobra.Command{
 		Use: "cluster", Short: "A real Kubernetes with two nodes on this machine",
@@ -41,7 +45,7 @@ func newCommand(stdout, stderr io.Writer) *cobra.Command {
 	bin := root.PersistentFlags().String("bin", ".cache/bin", "folder with the built programs")
 	open := func() (*localkube.Cluster, error) { return localkube.New(*state, *bin, stdout) }
 	// simple makes a command that does one thing with the cluster.
-	simple := func(use, short string, args cobra.PositionalArgs, run func(context.Context, *localkube.Cluster, []string) error) *cobra.Command {
+	simple := func(use, short string, args cobra.PositionalArgs, run runFunc) *cobra.Command {
 		return &cobra.Command{Use: use, Short: short, Args: args, RunE: func(cmd *cobra.Command, args []string) error {
 			cluster, err := open()
 			if err != nil {
@@ -66,6 +70,7 @@ func newCommand(stdout, stderr io.Writer) *cobra.Command {
 			}),
 		simple("import IMAGE.tar", "Load an OCI archive into every node", cobra.ExactArgs(1),
 			func(ctx context.Context, c *localkube.Cluster, args []string) error { return c.Import(ctx, args[0]) }),
+		deployCommand(simple),
 		simple("start COMPONENT | start NODE kubelet|containerd", "Start a stopped component", cobra.RangeArgs(1, 2),
 			func(ctx context.Context, c *localkube.Cluster, args []string) error { return c.Start(ctx, args...) }),
 		simple("stop COMPONENT | stop NODE kubelet|containerd", "Stop a component", cobra.RangeArgs(1, 2),
@@ -88,6 +93,20 @@ func newCommand(stdout, stderr io.Writer) *cobra.Command {
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	return root
+}
+
+// deployCommand installs the agent; what it installs is that of the repository in the working directory.
+func deployCommand(simple func(string, string, cobra.PositionalArgs, runFunc) *cobra.Command) *cobra.Command {
+	o := install.Default(".")
+	cmd := simple("deploy", "Install the agent as a user does", cobra.NoArgs,
+		func(ctx context.Context, c *localkube.Cluster, _ []string) error { return install.Install(ctx, c, o) })
+	cmd.Flags().StringVar(&o.Image, "image", o.Image, "archive of the agent's image")
+	cmd.Flags().StringVar(&o.Manifest, "manifest", o.Manifest, "the agent's manifest")
+	cmd.Flags().StringVar(&o.Config, "config", o.Config, "the agent's configuration")
+	cmd.Flags().StringVar(&o.Chassis, "chassis", o.Chassis, "the simulator's configuration, which holds the login")
+	cmd.Flags().StringVar(&o.Fabric, "fabric", o.Fabric, "id of the fabric in the agent's configuration")
+	cmd.Flags().StringSliceVar(&o.More, "more", o.More, "manifests to apply after it")
+	return cmd
 }
 
 func nodeExec(ctx context.Context, c *localkube.Cluster, args []string, stdout, stderr io.Writer) error {

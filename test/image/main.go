@@ -40,9 +40,9 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return fmt.Errorf("create folder for build: %w", err)
 	}
-	defer os.RemoveAll(temp) //nolint:errcheck // only what the image was made of is in it
+	defer os.RemoveAll(temp)
 	binary := filepath.Join(temp, "cohdi-agent")
-	if err := images.BuildAgent(ctx, binary); err != nil {
+	if err = images.BuildAgent(ctx, binary); err != nil {
 		return err
 	}
 	img, err := images.Agent(binary)

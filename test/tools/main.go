@@ -131,8 +131,8 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	return nil
 }
 
-// lock waits for another build: it probably builds what we need.
-func lock(dir string, out io.Writer) (unlock func(), err error) {
+// lock waits for another build: it probably builds what we need. It returns what ends the lock.
+func lock(dir string, out io.Writer) (func(), error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("create target folder: %w", err)
 	}
@@ -161,7 +161,7 @@ func (f family) ensure(ctx context.Context, module, target string, out io.Writer
 	}
 	stampFile := filepath.Join(target, ".stamp-"+f.name)
 	if f.complete(target) {
-		if old, err := os.ReadFile(stampFile); err == nil && string(old) == stamp {
+		if old, readErr := os.ReadFile(stampFile); readErr == nil && string(old) == stamp {
 			return nil
 		}
 	}
@@ -171,7 +171,7 @@ func (f family) ensure(ctx context.Context, module, target string, out io.Writer
 	if err != nil {
 		return fmt.Errorf("create folder for build: %w", err)
 	}
-	defer os.RemoveAll(temp) //nolint:errcheck // only half-built programs are in it
+	defer os.RemoveAll(temp)
 	if err := f.build(ctx, module, temp, flags, out); err != nil {
 		return err
 	}
@@ -199,11 +199,12 @@ func (f family) flags(module string) (flags []string, version string, err error)
 	}
 	version = string(match[1])
 	replacer := strings.NewReplacer("{v}", "v"+version, "{n}", version, "{major}", string(match[2]), "{minor}", string(match[3]))
-	ldflags := "-s -w"
+	var ldflags strings.Builder
+	ldflags.WriteString("-s -w")
 	for _, variable := range f.stamps {
-		ldflags += " -X " + replacer.Replace(variable)
+		ldflags.WriteString(" -X " + replacer.Replace(variable))
 	}
-	flags = []string{"-trimpath", "-ldflags", ldflags}
+	flags = []string{"-trimpath", "-ldflags", ldflags.String()}
 	if f.tags != "" {
 		flags = append(flags, "-tags", f.tags)
 	}

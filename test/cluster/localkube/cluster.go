@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -396,8 +397,9 @@ func (c *Cluster) claim() error {
 	return nil
 }
 
-// acquire takes the state folder's lock, so that two commands do not change one cluster at once.
-func (c *Cluster) acquire(ctx context.Context) (release func(), err error) {
+// acquire takes the state folder's lock, so that two commands do not change one cluster at once. It
+// returns what gives the lock back.
+func (c *Cluster) acquire(ctx context.Context) (func(), error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("a test cluster needs root: namespaces, mounts and a bridge are made")
 	}
@@ -409,8 +411,9 @@ func (c *Cluster) acquire(ctx context.Context) (release func(), err error) {
 		return nil, fmt.Errorf("open lock: %w", err)
 	}
 	err = waitFor(ctx, 2*time.Minute, func(context.Context) error {
-		if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-			return fmt.Errorf("another command is changing the cluster in %s: %w", c.State, err)
+		busy := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if busy != nil {
+			return fmt.Errorf("another command is changing the cluster in %s: %w", c.State, busy)
 		}
 		return nil
 	})
@@ -451,8 +454,8 @@ func unmountBelow(dir string) error {
 		return fmt.Errorf("read mount table: %w", err)
 	}
 	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
-	for i := len(lines) - 1; i >= 0; i-- {
-		fields := strings.Fields(lines[i])
+	for _, line := range slices.Backward(lines) {
+		fields := strings.Fields(line)
 		if len(fields) < 5 || !strings.HasPrefix(fields[4], dir+"/") {
 			continue
 		}
@@ -483,6 +486,6 @@ func readSysctls() map[string]string {
 func restoreSysctls(values map[string]string) {
 	for name, value := range values {
 		// A setting that cannot be written was not changed either.
-		_ = os.WriteFile("/proc/sys/"+name, []byte(value), 0o644)
+		_ = os.WriteFile("/proc/sys/"+name, []byte(value), 0o644) //nolint:errcheck // see above
 	}
 }

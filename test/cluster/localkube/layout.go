@@ -85,6 +85,7 @@ func (l Layout) pkiFile(name string) string { return filepath.Join(l.pki(), name
 func (l Layout) kubeconfig(name string) string {
 	return filepath.Join(l.State, "kubeconfig", name+".conf")
 }
+
 func (l Layout) pidFile(process string) string { return filepath.Join(l.State, "run", process+".pid") }
 func (l Layout) record() string                { return filepath.Join(l.State, "cluster.json") }
 func (l Layout) lock() string                  { return filepath.Join(l.State, "lock") }

@@ -86,8 +86,10 @@ func (c *Cluster) startNamespaces(ctx context.Context, node Node) error {
 	err := c.start(process{
 		name:   node.holder(),
 		cgroup: c.cgroups[node.cgroup()],
-		args: []string{"nsenter", "--net=/run/netns/" + node.Netns(),
-			"unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", nodeScript},
+		args: []string{
+			"nsenter", "--net=/run/netns/" + node.Netns(),
+			"unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", nodeScript,
+		},
 		env: []string{"NODE_DIR=" + c.NodeDir(node.Name), "MACHINE=" + machine},
 	})
 	if err != nil {
@@ -119,7 +121,7 @@ func (c *Cluster) startContainerd(ctx context.Context, node Node) error {
 	if err != nil {
 		return err
 	}
-	if err := c.start(process{name: node.containerd(), cgroup: c.cgroups[node.cgroup()], args: args, env: c.nodeEnv()}); err != nil {
+	if err = c.start(process{name: node.containerd(), cgroup: c.cgroups[node.cgroup()], args: args, env: c.nodeEnv()}); err != nil {
 		return err
 	}
 	probe, err := c.inside(node, c.tool("ctr"), "version")

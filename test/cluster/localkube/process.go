@@ -55,12 +55,12 @@ func (l Layout) start(p process) error {
 	cmd.Env = append(os.Environ(), p.env...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := cmd.Start(); err != nil {
+	if err = cmd.Start(); err != nil {
 		return fmt.Errorf("start %s: %w", p.name, err)
 	}
 	pid := cmd.Process.Pid
 	// Reap it while we live, so that a dead one is seen as dead; the outcome shows in pid file and log.
-	go func() { _ = cmd.Wait() }()
+	go func() { _ = cmd.Wait() }() //nolint:errcheck // see above
 	started, err := startTime(pid)
 	if err != nil {
 		return fmt.Errorf("start %s: it ended at once, see %s: %w", p.name, l.Log(p.name), err)

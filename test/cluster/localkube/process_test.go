@@ -31,6 +31,19 @@ func newProcess(t *testing.T, script string) (Layout, string) {
 	return l, "p"
 }
 
+func waitEnded(t *testing.T, l Layout, name string) {
+	t.Helper()
+	err := waitFor(t.Context(), 10*time.Second, func(context.Context) error {
+		if _, ok := l.running(name); ok {
+			return errors.New("still running")
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestStop(t *testing.T) {
 	tests := map[string]string{
 		"one that ends when asked": "exec sleep 1000",
@@ -69,15 +82,7 @@ func TestRunningToldFromReusedPID(t *testing.T) {
 
 func TestEndedShowsTheLog(t *testing.T) {
 	l, p := newProcess(t, "echo the reason; exit 3")
-	err := waitFor(t.Context(), 10*time.Second, func(context.Context) error {
-		if l.ended(p) != nil {
-			return nil
-		}
-		return errors.New("still running")
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	waitEnded(t, l, p)
 	if got := l.ended(p).Error(); !strings.Contains(got, "the reason") {
 		t.Errorf("got %q, want the end of the log in it", got)
 	}
@@ -91,15 +96,7 @@ func TestStartJoinsItsCgroupFirst(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "missing")
 	// Either start sees the end or the pid file leads to it; the program itself must not have run.
 	_ = l.start(process{name: "p", cgroup: missing, args: []string{"/bin/sh", "-c", "echo ran; sleep 1000"}})
-	err := waitFor(t.Context(), 10*time.Second, func(context.Context) error {
-		if l.ended("p") != nil {
-			return nil
-		}
-		return errors.New("still running")
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	waitEnded(t, l, "p")
 	if log := tail(l.Log("p"), 10); strings.Contains(log, "ran") {
 		t.Errorf("ran outside its cgroup: %s", log)
 	}

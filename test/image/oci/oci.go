@@ -178,7 +178,7 @@ func writeFile(target string, write func(io.Writer) error) error {
 	if err != nil {
 		return fmt.Errorf("create image: %w", err)
 	}
-	defer os.Remove(temp.Name()) //nolint:errcheck // gone already if all went well
+	defer os.Remove(temp.Name())
 	if err := write(temp); err != nil {
 		_ = temp.Close()
 		return fmt.Errorf("write image: %w", err)

@@ -112,7 +112,7 @@ func (a *Authority) KeyPair(name string) error {
 	if err != nil {
 		return fmt.Errorf("generate key %s: %w", name, err)
 	}
-	if err := a.writeKey(name, key); err != nil {
+	if err = a.writeKey(name, key); err != nil {
 		return err
 	}
 	pub, err := x509.MarshalPKIXPublicKey(key.Public())

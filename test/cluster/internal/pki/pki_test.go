@@ -42,7 +42,7 @@ func TestIssue(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := ca.Issue("x", tc.id); err != nil {
+			if err = ca.Issue("x", tc.id); err != nil {
 				t.Fatal(err)
 			}
 			pair, err := tls.LoadX509KeyPair(filepath.Join(dir, "x.crt"), filepath.Join(dir, "x.key"))
