@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"time"
+
+	"github.com/cohdi/cohdi-agent/internal/device"
+)
+
+// What a configuration says it is.
+const (
+	APIVersion = "agent.gpu.cohdi.io/v1alpha1"
+	Kind       = "Config"
+)
+
+// ManagerFM is the manager of a fabric that speaks the FTI Fabric Manager's API.
+const ManagerFM = "fm"
+
+// credentialsRoot is where deploy/daemonset.yaml mounts the fabrics' Secrets.
+const credentialsRoot = "/etc/cohdi-agent/fabrics/"
+
+// Config is the agent's configuration with defaults filled in.
+type Config struct {
+	Fabrics []Fabric
+	// Machines names the machine of a Node whose provider id and annotation do not.
+	Machines map[string]device.Machine
+	Timings  Timings
+	Logging  Logging
+	// DriverRoots are directories on the host where the NVIDIA driver's files may lie, in the order in
+	// which they are looked at.
+	DriverRoots []string
+	// ForeignDevices says what becomes of a device that is attached to our machine without a lease.
+	ForeignDevices ForeignDevices
+	// IfAdvertisedElsewhere says what is published on a node whose GPUs somebody else advertises, too.
+	IfAdvertisedElsewhere IfAdvertisedElsewhere
+}
+
+// Fabric is one switch domain and how its manager is reached.
+type Fabric struct {
+	ID      device.FabricID
+	Manager string
+	// Endpoint is the manager's https URL without a path.
+	Endpoint string
+	Tenant   string
+	// ManagerFabric is the manager's own number of the fabric.
+	ManagerFabric int
+	// Credentials is the directory where the fabric's Secret is mounted.
+	Credentials string
+	// Settle is how long a call with an unknown outcome may still take effect at this manager.
+	Settle time.Duration
+	// NodeSelector narrows the nodes that belong to the fabric, by their labels; empty takes every node
+	// whose machine the manager lists.
+	NodeSelector map[string]string
+	Models       []Model
+}
+
+// Model is a kind of device in the pool.
+type Model struct {
+	Name device.Model
+	// FabricModel is the manager's word for it.
+	FabricModel string
+	// MaxPerNode is the most that one node may hold; 0 is no limit.
+	MaxPerNode int
+	// Attributes are published with each of its units.
+	Attributes map[string]string
+}
+
+// Timings are the times that the policies go by.
+type Timings struct {
+	// AttachDeadline is how long an attach may take. The scheduler gives up after 10 minutes.
+	AttachDeadline time.Duration
+	// CoolDown is how long a unit stays attached with nobody using it.
+	CoolDown time.Duration
+	// ReadySettle is how long a unit has been withdrawn before it is taken from its node.
+	ReadySettle time.Duration
+	// LeaderList and NodeList are how often the leader and the nodes read the manager's list unasked.
+	LeaderList, NodeList time.Duration
+	// AgentAway is how long a node's agent may be gone, as in a rolling update.
+	AgentAway time.Duration
+	// RetryAfter is how long a unit that failed is left alone.
+	RetryAfter time.Duration
+}
+
+// Logging is how the agent's log is written.
+type Logging struct {
+	// Format is LogText or LogJSON.
+	Format string
+}
+
+// Formats of the log.
+const (
+	LogText = "text"
+	LogJSON = "json"
+)
+
+// ForeignDevices is what becomes of a device that nobody of ours has attached.
+type ForeignDevices string
+
+// ForeignReport leaves foreign devices alone and says that they are there.
+const ForeignReport ForeignDevices = "report"
+
+// IfAdvertisedElsewhere is what to do where another driver or device plugin advertises the GPUs.
+type IfAdvertisedElsewhere string
+
+// What to do about it.
+const (
+	// Withhold publishes nothing on that node.
+	Withhold IfAdvertisedElsewhere = "withhold"
+	// Ignore publishes all the same: one GPU may be given to two Pods.
+	Ignore IfAdvertisedElsewhere = "ignore"
+)
+
+// Fabric returns the fabric of that id.
+func (c Config) Fabric(id device.FabricID) (Fabric, bool) {
+	for _, f := range c.Fabrics {
+		if f.ID == id {
+			return f, true
+		}
+	}
+	return Fabric{}, false
+}
+
+// FabricModels returns the manager's words for the fabric's models.
+func (f Fabric) FabricModels() map[device.Model]string {
+	words := make(map[device.Model]string, len(f.Models))
+	for _, m := range f.Models {
+		words[m.Name] = m.FabricModel
+	}
+	return words
+}
+
+// Selects tells whether a node with these labels may belong to the fabric.
+func (f Fabric) Selects(labels map[string]string) bool {
+	for key, want := range f.NodeSelector {
+		if got, ok := labels[key]; !ok || got != want {
+			return false
+		}
+	}
+	return true
+}
+
+// defaults is the configuration of an empty file.
+func defaults() Config {
+	return Config{
+		Timings: Timings{
+			AttachDeadline: 4 * time.Minute,
+			CoolDown:       10 * time.Minute,
+			ReadySettle:    10 * time.Second,
+			LeaderList:     30 * time.Second,
+			NodeList:       10 * time.Minute,
+			AgentAway:      time.Minute,
+			RetryAfter:     time.Minute,
+		},
+		Logging:               Logging{Format: LogText},
+		DriverRoots:           []string{"/", "/run/nvidia/driver"},
+		ForeignDevices:        ForeignReport,
+		IfAdvertisedElsewhere: Withhold,
+	}
+}
+
+// defaultSettle suits managers whose calls are over when they answer, or soon after.
+const defaultSettle = time.Minute

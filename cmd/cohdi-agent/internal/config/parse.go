@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/url"
+	"os"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/cohdi/cohdi-agent/internal/device"
+)
+
+// Limits of what the API server takes.
+const (
+	// longestID is that of a fabric's id; it is part of lease and pool names.
+	longestID = 20
+	// longestModel leaves room in an entry's name, a DNS label of 63 characters, and in a Node label's.
+	longestModel = 40
+	// longestValue is that of a device attribute.
+	longestValue = 64
+	// mostAttributes leaves room among the 32 of a device for those that the agent adds.
+	mostAttributes = 16
+)
+
+// fabricID is the form of a fabric's id. A dash would make device-<fabric>-<unit> ambiguous, which the
+// admission policies take apart.
+var fabricID = regexp.MustCompile(`^[a-z0-9]{1,20}$`) //nolint:gochecknoglobals // compiled once
+
+// syntax is how the parser words a fault of the YAML itself.
+var syntax = regexp.MustCompile(`^yaml: (?:unmarshal errors:\n\s*)?line (\d+): (?s:(.*))$`) //nolint:gochecknoglobals // compiled once
+
+// Load reads and parses the file.
+func Load(file string) (Config, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return Config{}, fmt.Errorf("read the configuration: %w", err)
+	}
+	return Parse(data, file)
+}
+
+// Parse reads a configuration; file is its name in errors. It reports every fault that it finds, in the
+// order of the file.
+func Parse(data []byte, file string) (Config, error) {
+	top, err := document(data, file)
+	if err != nil {
+		return Config{}, err
+	}
+	r := &reader{file: file}
+	c := r.config(field{node: top})
+	if len(r.fault) == 0 {
+		return c, nil
+	}
+	slices.SortStableFunc(r.fault, func(a, b fault) int { return cmp.Compare(a.line, b.line) })
+	all := make([]error, len(r.fault))
+	for i, f := range r.fault {
+		all[i] = f.err
+	}
+	return Config{}, errors.Join(all...)
+}
+
+// document returns the root of the file's only YAML document.
+func document(data []byte, file string) (*yaml.Node, error) {
+	d := yaml.NewDecoder(bytes.NewReader(data))
+	var doc, more yaml.Node
+	err := d.Decode(&doc)
+	if errors.Is(err, io.EOF) || err == nil && (len(doc.Content) != 1 || isNull(doc.Content[0])) {
+		return nil, fmt.Errorf("%s:1: is empty; it needs at least apiVersion: %s and kind: %s", file, APIVersion, Kind)
+	}
+	if err == nil {
+		if err = d.Decode(&more); errors.Is(err, io.EOF) {
+			return doc.Content[0], nil
+		}
+		if err == nil {
+			return nil, fmt.Errorf("%s:%d: a second document begins; one is allowed", file, more.Line)
+		}
+	}
+	if m := syntax.FindStringSubmatch(err.Error()); m != nil {
+		return nil, fmt.Errorf("%s:%s: is not YAML: %s", file, m[1], m[2])
+	}
+	return nil, fmt.Errorf("%s: is not YAML: %s", file, strings.TrimPrefix(err.Error(), "yaml: "))
+}
+
+func (r *reader) config(f field) Config {
+	c := defaults()
+	var apiVersion, kind string
+	present := r.object(f, map[string]func(field){
+		"apiVersion": func(f field) { word(r, f, &apiVersion, APIVersion) },
+		"kind":       func(f field) { word(r, f, &kind, Kind) },
+		"fabrics":    func(f field) { c.Fabrics = r.fabrics(f) },
+		"machines":   func(f field) { c.Machines = r.machines(f) },
+		"timings":    func(f field) { r.timings(f, &c.Timings) },
+		"logging": func(f field) {
+			r.object(f, map[string]func(field){
+				"format": func(f field) { word(r, f, &c.Logging.Format, LogText, LogJSON) },
+			})
+		},
+		"driverRoots":           func(f field) { c.DriverRoots = r.driverRoots(f) },
+		"foreignDevices":        func(f field) { word(r, f, &c.ForeignDevices, ForeignReport) },
+		"ifAdvertisedElsewhere": func(f field) { word(r, f, &c.IfAdvertisedElsewhere, Withhold, Ignore) },
+	})
+	if f.node.Kind == yaml.MappingNode {
+		r.require(f, present, "apiVersion", "kind")
+	}
+	return c
+}
+
+// require reports fields that are missing.
+func (r *reader) require(f field, present map[string]bool, keys ...string) {
+	if f.node.Kind != yaml.MappingNode {
+		return
+	}
+	for _, key := range keys {
+		if !present[key] {
+			r.say(f, "the field %s is missing", key)
+		}
+	}
+}
+
+func (r *reader) fabrics(f field) []Fabric {
+	var all []Fabric
+	names := map[string][]string{} // attribute names of a model, to the models that have just these
+	r.list(f, func(f field) {
+		fabric, at := r.fabric(f)
+		for _, other := range all {
+			if other.ID == fabric.ID && fabric.ID != "" {
+				r.say(at, "%q is the id of another fabric, too", fabric.ID)
+			}
+		}
+		for _, m := range fabric.Models {
+			key := strings.Join(slices.Sorted(maps.Keys(m.Attributes)), ", ")
+			names[key] = append(names[key], string(m.Name))
+		}
+		all = append(all, fabric)
+	})
+	if len(names) > 1 {
+		var sets []string
+		for key, models := range names {
+			sets = append(sets, fmt.Sprintf("%s: [%s]", strings.Join(models, ", "), key))
+		}
+		slices.Sort(sets)
+		// A CEL selector on an attribute that one device lacks fails the scheduling of the whole Pod.
+		r.say(f, `all models must have attributes of the same names, "" where one does not apply; these differ: %s`, strings.Join(sets, "; "))
+	}
+	return all
+}
+
+// fabric also returns where the id stands.
+func (r *reader) fabric(f field) (Fabric, field) {
+	fabric := Fabric{Settle: defaultSettle}
+	at := f
+	present := r.object(f, map[string]func(field){
+		"id":            func(f field) { at = f; fabric.ID = r.fabricID(f) },
+		"manager":       func(f field) { word(r, f, &fabric.Manager, ManagerFM) },
+		"endpoint":      func(f field) { fabric.Endpoint = r.endpoint(f) },
+		"tenant":        func(f field) { fabric.Tenant = r.filled(f, "the tenant's UUID at the manager") },
+		"managerFabric": func(f field) { r.number(f, &fabric.ManagerFabric, 0, 1<<31-1) },
+		"credentials":   func(f field) { fabric.Credentials = r.directory(f) },
+		"settle":        func(f field) { r.duration(f, &fabric.Settle, time.Second, time.Hour) },
+		"nodeSelector":  func(f field) { fabric.NodeSelector = r.nodeSelector(f) },
+		"models":        func(f field) { fabric.Models = r.models(f) },
+	})
+	r.require(f, present, "id", "manager", "endpoint", "tenant", "models")
+	if !present["credentials"] {
+		fabric.Credentials = credentialsRoot + string(fabric.ID)
+	}
+	return fabric, at
+}
+
+func (r *reader) fabricID(f field) device.FabricID {
+	const want = "1 to 20 lower-case letters and digits"
+	text, ok := r.text(f, want)
+	if ok && !fabricID.MatchString(text) {
+		r.kind(f, want)
+		return ""
+	}
+	return device.FabricID(text)
+}
+
+func (r *reader) endpoint(f field) string {
+	const want = "an https URL of the form https://host[:port]"
+	text, ok := r.text(f, want)
+	if !ok {
+		return ""
+	}
+	u, err := url.Parse(text)
+	switch {
+	case err != nil:
+		r.kind(f, want)
+	case u.User != nil:
+		// Not quoted: it would print a password.
+		r.say(f, "holds a user name; credentials belong into the Secret cohdi-fabric-<id>, the endpoint is %s", want)
+	case u.Scheme != "https" || u.Hostname() == "" || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "":
+		r.kind(f, want)
+	}
+	return strings.TrimRight(text, "/")
+}
+
+func (r *reader) models(f field) []Model {
+	var all []Model
+	r.list(f, func(f field) {
+		var m Model
+		name, word := f, f
+		present := r.object(f, map[string]func(field){
+			"name":        func(f field) { name = f; m.Name = r.modelName(f) },
+			"fabricModel": func(f field) { word = f; m.FabricModel = r.filled(f, "the manager's word for the model") },
+			"maxPerNode":  func(f field) { r.number(f, &m.MaxPerNode, 1, 1024) },
+			"attributes":  func(f field) { m.Attributes = r.attributes(f) },
+		})
+		r.require(f, present, "name", "fabricModel")
+		for _, other := range all {
+			if other.Name == m.Name && m.Name != "" {
+				r.say(name, "%q is the name of another model of this fabric, too", m.Name)
+			}
+			if other.FabricModel == m.FabricModel && m.FabricModel != "" {
+				r.say(word, "%q is the model %q already: the manager cannot tell them apart", m.FabricModel, other.Name)
+			}
+		}
+		all = append(all, m)
+	})
+	if f.node.Kind == yaml.SequenceNode && len(all) == 0 {
+		r.say(f, "is empty; a fabric has at least one model")
+	}
+	return all
+}
+
+func (r *reader) modelName(f field) device.Model {
+	want := fmt.Sprintf("a DNS label (lower-case letters, digits, dashes between them) of at most %d characters", longestModel)
+	text, ok := r.text(f, want)
+	if !ok {
+		return ""
+	}
+	if len(text) > longestModel || len(validation.IsDNS1123Label(text)) > 0 {
+		r.kind(f, want)
+		return ""
+	}
+	return device.Model(text)
+}
+
+func (r *reader) attributes(f field) map[string]string {
+	all := map[string]string{}
+	r.entries(f, func(key *yaml.Node, value field) {
+		if !attributeName(key.Value) {
+			r.say(field{key, value.path}, "is not an attribute name, which is a C identifier of at most 32 characters, with a domain and a slash before it if it is another's (gpu.example.com/productName)")
+		}
+		want := fmt.Sprintf("a text of at most %d bytes", longestValue)
+		text, ok := r.text(value, want)
+		if ok && len(text) > longestValue {
+			r.kind(value, want)
+		}
+		all[key.Value] = text
+	})
+	if len(all) > mostAttributes {
+		r.say(f, "holds %d attributes, at most %d are allowed", len(all), mostAttributes)
+	}
+	return all
+}
+
+// identifier is the form of an attribute's name without its domain (k8s.io/api/resource/v1).
+var identifier = regexp.MustCompile(`^[a-zA-Z_][a-zA-Z0-9_]{0,31}$`) //nolint:gochecknoglobals // compiled once
+
+func attributeName(s string) bool {
+	domain, id, qualified := strings.Cut(s, "/")
+	if !qualified {
+		return identifier.MatchString(s)
+	}
+	return len(domain) <= 63 && len(validation.IsDNS1123Subdomain(domain)) == 0 && identifier.MatchString(id)
+}
+
+func (r *reader) machines(f field) map[string]device.Machine {
+	all := map[string]device.Machine{}
+	owner := map[device.Machine]string{}
+	r.entries(f, func(key *yaml.Node, value field) {
+		if problems := validation.IsDNS1123Subdomain(key.Value); len(problems) > 0 {
+			r.say(field{key, value.path}, "is not a Node's name: %s", strings.Join(problems, "; "))
+		}
+		text, ok := r.text(value, "the UUID of the node's machine")
+		if !ok {
+			return
+		}
+		m, err := device.ParseMachine(text)
+		if err != nil {
+			r.say(value, "%v", err)
+			return
+		}
+		if other, twice := owner[m]; twice {
+			r.say(value, "%s is the machine of node %s already", m, other)
+		}
+		owner[m], all[key.Value] = key.Value, m
+	})
+	return all
+}
+
+func (r *reader) nodeSelector(f field) map[string]string {
+	all := map[string]string{}
+	r.entries(f, func(key *yaml.Node, value field) {
+		if problems := validation.IsQualifiedName(key.Value); len(problems) > 0 {
+			r.say(field{key, value.path}, "is not a label: %s", strings.Join(problems, "; "))
+		}
+		text, ok := r.text(value, "the label's value")
+		if ok {
+			if problems := validation.IsValidLabelValue(text); len(problems) > 0 {
+				r.say(value, "is %q, not a label's value: %s", text, strings.Join(problems, "; "))
+			}
+		}
+		all[key.Value] = text
+	})
+	return all
+}
+
+func (r *reader) driverRoots(f field) []string {
+	var all []string
+	r.list(f, func(f field) {
+		dir := r.directory(f)
+		if dir != "" && slices.Contains(all, dir) {
+			r.say(f, "%q stands in this list already", dir)
+		}
+		all = append(all, dir)
+	})
+	if f.node.Kind == yaml.SequenceNode && len(all) == 0 {
+		r.say(f, "is empty; leave the field out for its default")
+	}
+	return all
+}
+
+func (r *reader) timings(f field, t *Timings) {
+	r.object(f, map[string]func(field){
+		// What is left of the scheduler's 10 minutes is for telling it.
+		"attachDeadline": func(f field) { r.duration(f, &t.AttachDeadline, 10*time.Second, 9*time.Minute) },
+		"coolDown":       func(f field) { r.duration(f, &t.CoolDown, 0, 30*24*time.Hour) },
+		"readySettle":    func(f field) { r.duration(f, &t.ReadySettle, time.Second, time.Hour) },
+		"leaderList":     func(f field) { r.duration(f, &t.LeaderList, time.Second, time.Hour) },
+		"nodeList":       func(f field) { r.duration(f, &t.NodeList, 10*time.Second, 24*time.Hour) },
+		"agentAway":      func(f field) { r.duration(f, &t.AgentAway, time.Second, 24*time.Hour) },
+		"retryAfter":     func(f field) { r.duration(f, &t.RetryAfter, time.Second, 24*time.Hour) },
+	})
+}
+
+// filled reads a text that is not empty.
+func (r *reader) filled(f field, want string) string {
+	text, ok := r.text(f, want)
+	if ok && strings.TrimSpace(text) == "" {
+		r.kind(f, want)
+	}
+	return text
+}
+
+// directory reads a clean absolute path.
+func (r *reader) directory(f field) string {
+	const want = "an absolute path without . and .. in it"
+	text, ok := r.text(f, want)
+	if ok && (!path.IsAbs(text) || path.Clean(text) != text) {
+		r.kind(f, want)
+		return ""
+	}
+	return text
+}
