@@ -12,10 +12,10 @@ import (
 )
 
 // ErrNoDriver means that no driver took the function: none is loaded, or its probe failed.
-var ErrNoDriver = errors.New("no driver took the device") //nolint:gochecknoglobals // sentinel
+var ErrNoDriver = errors.New("no driver took the device")
 
 // ErrIncomplete means that some processes could not be inspected.
-var ErrIncomplete = errors.New("some processes could not be inspected") //nolint:gochecknoglobals // sentinel
+var ErrIncomplete = errors.New("some processes could not be inspected")
 
 // BusyError means that the kernel has not finished what a write asked for. The write cannot be taken
 // back: what it asked for may still happen at any time.

@@ -47,7 +47,8 @@ func (h Holder) String() string {
 // Holders returns the processes of the host that have one of the devices open or mapped, by device
 // number, so that another path or another container's /dev makes no difference. One pass over all
 // processes answers for all numbers. A process that ends meanwhile is not an error. One that cannot be
-// inspected is: the error is then ErrIncomplete, and what was found is returned beside it.
+// inspected is, unless it is the host's init: the error is then ErrIncomplete, and what was found is
+// returned beside it.
 func (p *PCI) Holders(ctx context.Context, numbers ...DeviceNumber) (map[DeviceNumber][]Holder, error) {
 	s := holderScan{
 		ctx:    ctx,
@@ -68,6 +69,10 @@ func (p *PCI) Holders(ctx context.Context, numbers ...DeviceNumber) (map[DeviceN
 	}
 	return s.found, nil
 }
+
+// initPID is the host's init. Hardened and sandboxed hosts hide it even from a privileged Pod; as it opens
+// no GPU, that must not keep every device from being released.
+const initPID = 1
 
 // holderScan is one pass.
 type holderScan struct {
@@ -98,6 +103,9 @@ func (s *holderScan) process(dir string, pid int) error {
 		// What was seen before the process ended does not count: it has let go.
 		return nil
 	case errors.Is(err, fs.ErrPermission):
+		if pid == initPID {
+			return nil
+		}
 		s.refused = append(s.refused, strconv.Itoa(pid))
 	case err != nil:
 		return fmt.Errorf("inspect process %d: %w", pid, err)
@@ -152,7 +160,7 @@ func (s *holderScan) openFilesOf(dir string, open map[DeviceNumber]bool) (int, e
 	if err != nil {
 		return 0, err
 	}
-	defer d.Close() //nolint:errcheck // read only
+	defer d.Close()
 	names, err := d.Readdirnames(-1)
 	if err != nil {
 		return 0, err
@@ -192,10 +200,10 @@ func (s *holderScan) mappings(dir string, inMap map[DeviceNumber]bool) error {
 	if err != nil {
 		return err
 	}
-	defer maps.Close() //nolint:errcheck // read only
+	defer maps.Close()
 	lines := bufio.NewReader(maps)
 	for {
-		line, err := lines.ReadBytes('\n')
+		line, readErr := lines.ReadBytes('\n')
 		if m, ok := parseMapping(line); ok {
 			n, err := s.mappedDevice(dir, m)
 			if err != nil {
@@ -205,11 +213,11 @@ func (s *holderScan) mappings(dir string, inMap map[DeviceNumber]bool) error {
 				inMap[n] = true
 			}
 		}
-		if errors.Is(err, io.EOF) {
+		if errors.Is(readErr, io.EOF) {
 			return nil
 		}
-		if err != nil {
-			return err
+		if readErr != nil {
+			return readErr
 		}
 	}
 }
@@ -275,7 +283,6 @@ func parseMapping(line []byte) (m mapping, ok bool) {
 	}, true
 }
 
-//nolint:gochecknoglobals // compiled once
 var (
 	spanForm      = regexp.MustCompile(`^[0-9a-f]+-[0-9a-f]+$`)
 	containerForm = regexp.MustCompile(`[0-9a-f]{64}`)
@@ -341,27 +348,33 @@ func (p *PCI) writerOf(ctx context.Context, file string) (int, error) {
 	}
 	writer := 0
 	err = forEachProcess(ctx, filepath.Join(p.root, "proc"), func(dir string, pid int) error {
-		fds, err := filepath.Glob(filepath.Join(dir, "fd", "*"))
-		if err != nil {
-			return err
+		has, err := hasOpen(dir, filepath.Base(file), info)
+		if has {
+			writer = pid
 		}
-		if len(fds) == 0 {
-			if fds, err = filepath.Glob(filepath.Join(dir, "task", "*", "fd", "*")); err != nil {
-				return err
-			}
-		}
-		base := filepath.Base(file)
-		for _, fd := range fds {
-			// The name is compared first, as a stat may block on a file system that hangs.
-			target, err := os.Readlink(fd)
-			if err != nil || filepath.Base(target) != base {
-				continue
-			}
-			if other, err := os.Stat(fd); err == nil && os.SameFile(info, other) {
-				writer = pid
-			}
-		}
-		return nil
+		return err
 	})
 	return writer, err
+}
+
+// hasOpen tells whether a process has the file of this name open.
+func hasOpen(dir, base string, file os.FileInfo) (bool, error) {
+	fds, err := filepath.Glob(filepath.Join(dir, "fd", "*"))
+	if err == nil && len(fds) == 0 {
+		fds, err = filepath.Glob(filepath.Join(dir, "task", "*", "fd", "*"))
+	}
+	if err != nil {
+		return false, err
+	}
+	for _, fd := range fds {
+		// The name is compared first, as a stat may block on a file system that hangs.
+		target, closed := os.Readlink(fd)
+		if closed != nil || filepath.Base(target) != base {
+			continue
+		}
+		if other, statErr := os.Stat(fd); statErr == nil && os.SameFile(file, other) {
+			return true, nil
+		}
+	}
+	return false, nil
 }

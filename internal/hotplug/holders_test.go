@@ -113,7 +113,8 @@ func TestHolders_realProcess(t *testing.T) {
 			}
 			defer f.Close()
 			if mapped {
-				mem, err := unix.Mmap(int(f.Fd()), 0, os.Getpagesize(), unix.PROT_READ, unix.MAP_PRIVATE)
+				var mem []byte
+				mem, err = unix.Mmap(int(f.Fd()), 0, os.Getpagesize(), unix.PROT_READ, unix.MAP_PRIVATE)
 				if err != nil {
 					t.Skipf("map /dev/zero: %v", err)
 				}

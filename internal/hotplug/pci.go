@@ -4,6 +4,7 @@ package hotplug
 
 import (
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -72,15 +73,7 @@ func New(root string, opts Options) *PCI {
 // MatchDisplay matches the display controllers of the given vendors.
 func MatchDisplay(vendors ...uint16) func(vendor uint16, class uint32) bool {
 	return func(vendor uint16, class uint32) bool {
-		if class>>16 != classDisplay {
-			return false
-		}
-		for _, v := range vendors {
-			if v == vendor {
-				return true
-			}
-		}
-		return false
+		return class>>16 == classDisplay && slices.Contains(vendors, vendor)
 	}
 }
 

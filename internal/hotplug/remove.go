@@ -102,7 +102,7 @@ func (p *PCI) InRemoval(ctx context.Context, addr device.PCIAddress) (bool, erro
 	if err != nil || !there {
 		return false, err
 	}
-	if _, err := os.Stat(file); errors.Is(err, fs.ErrNotExist) {
+	if _, err = os.Stat(file); errors.Is(err, fs.ErrNotExist) {
 		return p.present(addr)
 	}
 	pid, err := p.writerOf(ctx, file)

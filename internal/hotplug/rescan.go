@@ -84,7 +84,7 @@ func (p *PCI) rescanFile(hint Hint) (string, error) {
 }
 
 // errTimeout is the cause of a wait that reached the write timeout.
-var errTimeout = errors.New("no answer within the write timeout") //nolint:gochecknoglobals // sentinel
+var errTimeout = errors.New("no answer within the write timeout")
 
 // deadline bounds a wait by the write timeout, measured with the injected clock.
 func (p *PCI) deadline(ctx context.Context) (context.Context, context.CancelFunc) {

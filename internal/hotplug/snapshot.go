@@ -160,15 +160,15 @@ func (p *PCI) present(addr device.PCIAddress) (bool, error) {
 // function reads one function; ok is false if it does not match.
 func (p *PCI) function(addr device.PCIAddress, slots map[string]string) (f Function, ok bool, err error) {
 	dir := p.bus("devices", addr.String())
-	vendor, err := readHex(dir, "vendor", 16)
+	vendor, err := readHex[uint16](dir, "vendor", 16)
 	if err != nil {
 		return f, false, err
 	}
-	class, err := readHex(dir, "class", 24)
+	class, err := readHex[uint32](dir, "class", 24)
 	if err != nil {
 		return f, false, err
 	}
-	f = Function{Address: addr, Vendor: uint16(vendor), Class: uint32(class), NUMANode: -1}
+	f = Function{Address: addr, Vendor: vendor, Class: class, NUMANode: -1}
 	if !p.match(f.Vendor, f.Class) {
 		return f, false, nil
 	}
@@ -208,21 +208,17 @@ func (f *Function) read(dir string, slots map[string]string) error {
 
 // readIdentity reads what the hardware is.
 func (f *Function) readIdentity(dir string) error {
-	dev, err := readHex(dir, "device", 16)
-	if err != nil {
+	var err error
+	if f.Device, err = readHex[uint16](dir, "device", 16); err != nil {
 		return err
 	}
-	f.Device = uint16(dev)
 	// Subsystem ids tell board variants apart; nothing depends on them, so they may be absent.
-	subVendor, err := optional(readHex(dir, "subsystem_vendor", 16))
-	if err != nil {
+	if f.SubVendor, err = optional(readHex[uint16](dir, "subsystem_vendor", 16)); err != nil {
 		return err
 	}
-	subDevice, err := optional(readHex(dir, "subsystem_device", 16))
-	if err != nil {
+	if f.SubDevice, err = optional(readHex[uint16](dir, "subsystem_device", 16)); err != nil {
 		return err
 	}
-	f.SubVendor, f.SubDevice = uint16(subVendor), uint16(subDevice)
 
 	config, err := os.Open(filepath.Join(dir, "config"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -231,7 +227,7 @@ func (f *Function) readIdentity(dir string) error {
 	if err != nil {
 		return err
 	}
-	defer config.Close() //nolint:errcheck // read only
+	defer config.Close()
 	f.Serial, err = readSerial(configReader{config})
 	return err
 }
@@ -261,9 +257,8 @@ func (f *Function) readPlace(dir string, slots map[string]string) error {
 	if st, ok := info.Sys().(*syscall.Stat_t); ok {
 		f.Instance = st.Ino
 	}
-	if port, err := device.ParsePCIAddress(filepath.Base(filepath.Dir(target))); err == nil {
-		f.Port = port
-	}
+	// On a root bus the parent is the root complex, not a function.
+	f.Port, _ = device.ParsePCIAddress(filepath.Base(filepath.Dir(target))) //nolint:errcheck // see above
 	for part := range strings.SplitSeq(target, string(filepath.Separator)) {
 		if strings.HasPrefix(part, "pci") && strings.Contains(part, ":") {
 			f.Root = part
@@ -280,7 +275,7 @@ func (f *Function) readPlace(dir string, slots map[string]string) error {
 	case !errors.Is(err, fs.ErrNotExist):
 		return err
 	}
-	boot, err := optional(readHex(dir, "boot_vga", 8))
+	boot, err := optional(readHex[uint16](dir, "boot_vga", 8))
 	if err != nil {
 		return err
 	}
@@ -322,7 +317,7 @@ func readTrimmed(dir, name string) (string, error) {
 	return strings.TrimSpace(string(b)), err
 }
 
-func readHex(dir, name string, bits int) (uint64, error) {
+func readHex[T uint16 | uint32](dir, name string, bits int) (T, error) {
 	s, err := readTrimmed(dir, name)
 	if err != nil {
 		return 0, err
@@ -331,7 +326,7 @@ func readHex(dir, name string, bits int) (uint64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("%s %q is not a hexadecimal number of %d bits", name, s, bits)
 	}
-	return v, nil
+	return T(v), nil
 }
 
 // optional turns an absent attribute into its zero value.

@@ -4,6 +4,7 @@ package hotplug
 
 import (
 	"encoding/binary"
+	"maps"
 	"os"
 	"path/filepath"
 	"testing"
@@ -90,9 +91,7 @@ func (tr *tree) function(below, addr string, attrs map[string]string) string {
 		"numa_node": "1\n", "resource": gpuResource, "remove": "", "rescan": "",
 		"config": string(configSpace(0x48b02dffff123456)),
 	}
-	for k, v := range attrs {
-		all[k] = v
-	}
+	maps.Copy(all, attrs)
 	for k, v := range all {
 		tr.write(filepath.Join(dir, k), v)
 	}
@@ -100,13 +99,12 @@ func (tr *tree) function(below, addr string, attrs map[string]string) string {
 	return dir
 }
 
-func (tr *tree) bridge(below, addr, busBelow string) string {
+func (tr *tree) bridge(below, addr, busBelow string) {
 	tr.t.Helper()
 	dir := tr.function(below, addr, map[string]string{"vendor": "0x1000\n", "device": "0xc030\n", "class": "0x060400\n"})
 	if busBelow != "" {
 		tr.write(filepath.Join(dir, "pci_bus", busBelow, "rescan"), "")
 	}
-	return dir
 }
 
 func (tr *tree) drop(addr string) {
@@ -141,7 +139,7 @@ func configSpace(serial uint64) []byte {
 	return b
 }
 
-func address(t testing.TB, s string) device.PCIAddress {
+func address(t *testing.T, s string) device.PCIAddress {
 	t.Helper()
 	a, err := device.ParsePCIAddress(s)
 	if err != nil {

@@ -83,7 +83,7 @@ func checkAudible() error {
 	if err != nil {
 		return fmt.Errorf("open own network namespace: %w", err)
 	}
-	defer ns.Close() //nolint:errcheck // read only
+	defer ns.Close()
 	owner, err := unix.IoctlRetInt(int(ns.Fd()), unix.NS_GET_USERNS)
 	if errors.Is(err, unix.EPERM) {
 		return errors.New("own network namespace belongs to a user namespace outside of ours: the kernel's uevents may not arrive")
@@ -91,7 +91,7 @@ func checkAudible() error {
 	if err != nil {
 		return fmt.Errorf("ask for the owner of own network namespace: %w", err)
 	}
-	defer unix.Close(owner) //nolint:errcheck // nothing was written
+	defer unix.Close(owner)
 	var st unix.Stat_t
 	if err := unix.Fstat(owner, &st); err != nil {
 		return fmt.Errorf("stat owner of own network namespace: %w", err)

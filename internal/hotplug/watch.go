@@ -132,7 +132,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 		defer func() {
 			// Closing ends the read; waiting for it leaves nothing behind.
 			if err := w.events.Close(); err == nil && ended != nil {
-				<-ended
+				logger.V(4).Info("Kernel events are let go", "reason", (<-ended).Error())
 			}
 		}()
 	}
@@ -140,7 +140,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	var nodeErrors chan error
 	if w.nodes != nil {
 		nodeEvents, nodeErrors = w.nodes.Events, w.nodes.Errors
-		defer w.nodes.Close() //nolint:errcheck // nothing was written
+		defer w.nodes.Close()
 	}
 	timer := w.pci.clock.NewTimer(wait.Jitter(w.interval, lookJitter))
 	defer timer.Stop()

@@ -67,18 +67,18 @@ func TestRescan(t *testing.T) {
 	tests := []struct {
 		name    string
 		without []string
-		hint    func(t *testing.T) Hint
+		hint    Hint
 		want    string
 	}{
-		{name: "anywhere", hint: func(*testing.T) Hint { return Hint{} }, want: all},
-		{name: "below the port", hint: func(t *testing.T) Hint { return Hint{Port: address(t, "0000:3a:00.0")} }, want: portBus},
+		{name: "anywhere", want: all},
+		{name: "below the port", hint: Hint{Port: address(t, "0000:3a:00.0")}, want: portBus},
 		{
 			name: "port without a bus of its own", without: []string{"sys/devices/pci0000:3a/0000:3a:00.0/pci_bus"},
-			hint: func(t *testing.T) Hint { return Hint{Port: address(t, "0000:3a:00.0")} }, want: port,
+			hint: Hint{Port: address(t, "0000:3a:00.0")}, want: port,
 		},
-		{name: "bus of the address", hint: func(t *testing.T) Hint { return Hint{Address: address(t, "0000:3b:00.0")} }, want: portBus},
-		{name: "bus that is not there", hint: func(t *testing.T) Hint { return Hint{Address: address(t, "0000:99:00.0")} }, want: all},
-		{name: "port that is not there", hint: func(t *testing.T) Hint { return Hint{Port: address(t, "0000:98:00.0")} }, want: all},
+		{name: "bus of the address", hint: Hint{Address: address(t, "0000:3b:00.0")}, want: portBus},
+		{name: "bus that is not there", hint: Hint{Address: address(t, "0000:99:00.0")}, want: all},
+		{name: "port that is not there", hint: Hint{Port: address(t, "0000:98:00.0")}, want: all},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -87,7 +87,7 @@ func TestRescan(t *testing.T) {
 			for _, p := range tt.without {
 				tr.remove(p)
 			}
-			file, err := New(tr.root, Options{}).Rescan(t.Context(), tt.hint(t))
+			file, err := New(tr.root, Options{}).Rescan(t.Context(), tt.hint)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -114,8 +114,7 @@ func TestRescan_errors(t *testing.T) {
 		tr.fifo("sys/bus/pci/rescan")
 		p := New(tr.root, Options{WriteTimeout: short})
 		_, err := p.Rescan(t.Context(), Hint{})
-		var busy *BusyError
-		if !errors.As(err, &busy) || busy.Operation != "rescan" || !errors.Is(err, errTimeout) {
+		if busy, ok := errors.AsType[*BusyError](err); !ok || busy.Operation != "rescan" || !errors.Is(err, errTimeout) {
 			t.Errorf("error = %v, want BusyError of rescan by timeout", err)
 		}
 		// The next caller waits for the first one's write and then asks again itself.
@@ -207,10 +206,9 @@ func TestRemove_hangs(t *testing.T) {
 	tr.function("pci0000:3a", gpu, nil)
 	tr.fifo(file)
 	p := New(tr.root, Options{WriteTimeout: short})
-	var busy *BusyError
 	for i := range 3 {
 		err := p.Remove(t.Context(), address(t, gpu))
-		if !errors.As(err, &busy) || busy.Operation != "remove" || busy.Since.IsZero() {
+		if busy, ok := errors.AsType[*BusyError](err); !ok || busy.Operation != "remove" || busy.Since.IsZero() {
 			t.Fatalf("call %d: error = %v, want BusyError with the time of the write", i, err)
 		}
 	}
@@ -265,8 +263,7 @@ func TestRemove_begunByAnotherProcess(t *testing.T) {
 			tt.begin(tr)
 			p := New(tr.root, Options{WriteTimeout: short})
 			err := p.Remove(t.Context(), address(t, gpu))
-			var busy *BusyError
-			if !errors.As(err, &busy) || !busy.Since.IsZero() {
+			if busy, ok := errors.AsType[*BusyError](err); !ok || !busy.Since.IsZero() {
 				t.Errorf("error = %v, want BusyError of another process", err)
 			}
 			tt.check(tr)
@@ -356,8 +353,7 @@ func TestBind(t *testing.T) {
 		tr.driver("nvidia")
 		tr.fifo(probe)
 		err := New(tr.root, Options{WriteTimeout: short}).Bind(t.Context(), address(t, gpu))
-		var busy *BusyError
-		if !errors.As(err, &busy) {
+		if _, ok := errors.AsType[*BusyError](err); !ok {
 			t.Errorf("error = %v, want BusyError", err)
 		}
 	})
@@ -365,7 +361,7 @@ func TestBind(t *testing.T) {
 
 func isDriver(want string) func(error) bool {
 	return func(err error) bool {
-		var other *DriverError
-		return errors.As(err, &other) && other.Driver == want
+		other, ok := errors.AsType[*DriverError](err)
+		return ok && other.Driver == want
 	}
 }

@@ -39,8 +39,8 @@ type request struct {
 	limit       int64
 }
 
-// answer is what came back, whatever its status.
-type answer struct {
+// reply is what came back, whatever its status.
+type reply struct {
 	status  int
 	body    []byte
 	secrets []string
@@ -48,12 +48,12 @@ type answer struct {
 
 // silent tells that the manager accepted a change without saying more: no body, or some other JSON. A web
 // page is a proxy's, and JSON that ends early may be the half of a refusal.
-func (a answer) silent() bool { return len(bytes.TrimSpace(a.body)) == 0 || json.Valid(a.body) }
+func (a reply) silent() bool { return len(bytes.TrimSpace(a.body)) == 0 || json.Valid(a.body) }
 
 // strange is the fault for an answer of success that cannot be the manager's, or cannot be read.
-func (a answer) strange(req request, err error) *device.Fault { return a.strangeTo(req.what, err) }
+func (a reply) strange(req request, err error) *device.Fault { return a.strangeTo(req.what, err) }
 
-func (a answer) strangeTo(what string, err error) *device.Fault {
+func (a reply) strangeTo(what string, err error) *device.Fault {
 	return &device.Fault{
 		Class: device.FaultUnknown, Op: what, Status: a.status, Message: tidy(string(a.body), a.secrets...), Err: err,
 	}
@@ -61,17 +61,17 @@ func (a answer) strangeTo(what string, err error) *device.Fault {
 
 // call sends a request with a token. A 401 means that nothing happened and the token has gone bad: it is
 // replaced and the call made once more.
-func (c *Client) call(ctx context.Context, req request) (answer, *device.Fault) {
+func (c *Client) call(ctx context.Context, req request) (reply, *device.Fault) {
 	for try := 0; ; try++ {
 		token, fault := c.tokens.get(ctx)
 		if fault != nil {
 			mine := *fault // shared by all who waited for the login
 			mine.Op = req.what + ": " + fault.Op
-			return answer{}, &mine
+			return reply{}, &mine
 		}
 		a, fault := c.send(ctx, req, token)
 		if fault != nil {
-			return answer{}, fault
+			return reply{}, fault
 		}
 		if a.status == http.StatusUnauthorized {
 			c.tokens.drop(token)
@@ -83,7 +83,7 @@ func (c *Client) call(ctx context.Context, req request) (answer, *device.Fault) 
 			return a, nil
 		}
 		code, message := decodeRefusal(a.body, a.secrets...)
-		return answer{}, &device.Fault{Class: classify(a.status), Op: req.what, Status: a.status, Code: code, Message: message}
+		return reply{}, &device.Fault{Class: classify(a.status), Op: req.what, Status: a.status, Code: code, Message: message}
 	}
 }
 
@@ -111,10 +111,10 @@ func classify(status int) device.FaultClass {
 }
 
 // send makes one exchange. The fault is for the case that there was no whole answer.
-func (c *Client) send(ctx context.Context, req request, token string) (answer, *device.Fault) {
+func (c *Client) send(ctx context.Context, req request, token string) (reply, *device.Fault) {
 	client, err := c.conns.client()
 	if err != nil {
-		return answer{}, &device.Fault{Class: device.FaultUnreachable, Op: req.what, Err: err}
+		return reply{}, &device.Fault{Class: device.FaultUnreachable, Op: req.what, Err: err}
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, req.timeout, fmt.Errorf("no answer within %s", req.timeout))
 	defer cancel()
@@ -124,7 +124,7 @@ func (c *Client) send(ctx context.Context, req request, token string) (answer, *
 
 	h, err := http.NewRequestWithContext(ctx, req.method, c.endpoint.String()+req.path, bytes.NewReader(req.body))
 	if err != nil {
-		return answer{}, &device.Fault{Class: device.FaultRejected, Op: req.what, Err: err}
+		return reply{}, &device.Fault{Class: device.FaultRejected, Op: req.what, Err: err}
 	}
 	h.URL.RawQuery = req.query.Encode()
 	h.Header.Set("Accept", "application/json")
@@ -146,17 +146,17 @@ func (c *Client) send(ctx context.Context, req request, token string) (answer, *
 		fault.Class = device.FaultUnreachable
 		fault.Message = "no connection to " + c.endpoint.Host
 	}
-	return answer{}, fault
+	return reply{}, fault
 }
 
 // exchange returns the answer; its status is set beside an error too, if the header came.
-func exchange(client *http.Client, h *http.Request, limit int64) (answer, error) {
+func exchange(client *http.Client, h *http.Request, limit int64) (reply, error) {
 	resp, err := client.Do(h)
 	if err != nil {
-		return answer{}, err
+		return reply{}, err
 	}
-	defer resp.Body.Close() //nolint:errcheck // read only
-	a := answer{status: resp.StatusCode}
+	defer resp.Body.Close()
+	a := reply{status: resp.StatusCode}
 	a.body, err = io.ReadAll(io.LimitReader(resp.Body, limit+1))
 	if err != nil {
 		if resp.StatusCode/100 == 2 {
@@ -178,8 +178,7 @@ func cause(ctx context.Context, err error) error {
 	if c := context.Cause(ctx); c != nil && errors.Is(err, ctx.Err()) {
 		return c
 	}
-	var u *url.Error
-	if errors.As(err, &u) {
+	if u, ok := errors.AsType[*url.Error](err); ok {
 		return u.Err
 	}
 	return err

@@ -424,11 +424,11 @@ func (c *Client) read(operation, what, path string) request {
 }
 
 // update is a request that changes what a machine has.
-func (c *Client) update(ctx context.Context, operation, what string, id device.Machine, spec updateSpec) (answer, *device.Fault) {
+func (c *Client) update(ctx context.Context, operation, what string, id device.Machine, spec updateSpec) (reply, *device.Fault) {
 	name := c.spelled(id)
 	body, err := encodeUpdate(c.tenant, name, spec)
 	if err != nil {
-		return answer{}, &device.Fault{Class: device.FaultRejected, Op: what, Err: err}
+		return reply{}, &device.Fault{Class: device.FaultRejected, Op: what, Err: err}
 	}
 	req := c.read(operation, what, "/machines/"+url.PathEscape(name)+"/update")
 	req.method, req.body, req.contentType, req.timeout = "PATCH", body, "application/json", c.timeouts.update

@@ -26,6 +26,7 @@ import (
 
 func TestConformance(t *testing.T) {
 	fabrictest.Run(t, func(t *testing.T) (fabric.Manager, fabrictest.Control) {
+		t.Helper()
 		f := newFace(t)
 		return f.client(), f
 	})
@@ -33,8 +34,8 @@ func TestConformance(t *testing.T) {
 
 func wantFault(t *testing.T, err error, class device.FaultClass) *device.Fault {
 	t.Helper()
-	var f *device.Fault
-	if !errors.As(err, &f) {
+	f, ok := errors.AsType[*device.Fault](err)
+	if !ok {
 		t.Fatalf("error = %v (%T), want a *device.Fault", err, err)
 	}
 	if f.Class != class {
@@ -214,7 +215,7 @@ func TestTLS(t *testing.T) {
 	other := httptest.NewTLSServer(http.NotFoundHandler())
 	defer other.Close()
 
-	if err := os.Remove(filepath.Join(f.dir, "ca.crt")); err != nil {
+	if err = os.Remove(filepath.Join(f.dir, "ca.crt")); err != nil {
 		t.Fatal(err)
 	}
 	_, err = c.Attach(t.Context(), attachOne()) // the system's roots do not know the test's

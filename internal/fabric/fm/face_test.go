@@ -236,6 +236,7 @@ func (f *face) changing(w http.ResponseWriter, r *http.Request) {
 		f.token = "revoked"
 		respond(w, http.StatusUnauthorized, refusalBody(401, "E020401", "token revoked"))
 		return
+	default: // the work comes first
 	}
 	rec := httptest.NewRecorder()
 	f.update(rec, r)

@@ -192,7 +192,7 @@ type available struct {
 
 func decodeAvailable(body []byte) (fabricID string, count int, err error) {
 	var a available
-	if err := json.Unmarshal(body, &a); err != nil {
+	if err = json.Unmarshal(body, &a); err != nil {
 		return "", 0, fmt.Errorf("decode answer: %w", err)
 	}
 	count, err = strconv.Atoi(string(a.Count))

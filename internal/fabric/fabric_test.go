@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fabric
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"github.com/cohdi/cohdi-agent/internal/device"
+)
+
+// script is a manager whose operation goes through the given states.
+type script struct {
+	Manager
+	t     *testing.T
+	polls []Operation
+	fault error
+}
+
+func (s *script) Poll(_ context.Context, op Operation) (Operation, error) {
+	s.t.Helper()
+	if op.Handle != "job-1" {
+		s.t.Errorf("polled for %q, want job-1", op.Handle)
+	}
+	if len(s.polls) == 0 {
+		return op, s.fault
+	}
+	next := s.polls[0]
+	s.polls = s.polls[1:]
+	return next, nil
+}
+
+func TestWait(t *testing.T) {
+	refused := &device.Fault{Class: device.FaultNoCapacity, Op: "attach"}
+	in := func(state OperationState, after time.Duration) Operation {
+		return Operation{State: state, Handle: "job-1", PollAfter: after}
+	}
+	failed := in(Failed, 0)
+	failed.Fault = refused
+	tests := []struct {
+		name  string
+		begin Operation
+		polls []Operation
+		fault error
+		state OperationState
+		class device.FaultClass
+		took  time.Duration
+	}{
+		{name: "done at once", begin: in(Done, 0), state: Done},
+		{name: "pending, then done", begin: in(Pending, time.Second), polls: []Operation{in(Pending, 2*time.Second), in(Done, 0)}, state: Done, took: 3 * time.Second},
+		{name: "no pause given", begin: in(Pending, 0), polls: []Operation{in(Done, 0)}, state: Done, took: minPoll},
+		{name: "suspended, then resumed", begin: in(Pending, time.Second), polls: []Operation{in(Suspended, time.Second), in(Done, 0)}, state: Done, took: 2 * time.Second},
+		{name: "failed", begin: in(Pending, time.Second), polls: []Operation{failed}, state: Failed, class: device.FaultNoCapacity, took: time.Second},
+		{name: "failed without a reason", begin: in(Failed, 0), state: Failed, class: device.FaultUnknown},
+		{name: "poll fails", begin: in(Pending, time.Second), fault: refused, state: Pending, class: device.FaultNoCapacity, took: time.Second},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				begun := time.Now()
+				op, err := Wait(t.Context(), clock.RealClock{}, &script{t: t, polls: tt.polls, fault: tt.fault}, tt.begin)
+				if op.State != tt.state {
+					t.Errorf("state = %s, want %s", op.State, tt.state)
+				}
+				f, ok := errors.AsType[*device.Fault](err)
+				if ok != (tt.class != "") || ok && f.Class != tt.class {
+					t.Errorf("error = %v, want class %q", err, tt.class)
+				}
+				if took := time.Since(begun); took != tt.took {
+					t.Errorf("took %s, want %s", took, tt.took)
+				}
+			})
+		})
+	}
+	t.Run("context ends", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			_, err := Wait(ctx, clock.RealClock{}, &script{t: t}, in(Pending, time.Hour))
+			f, ok := errors.AsType[*device.Fault](err)
+			if !ok || f.Definite() || !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("error = %v, want an unknown outcome by the deadline", err)
+			}
+		})
+	})
+}
