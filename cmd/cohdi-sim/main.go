@@ -79,8 +79,11 @@ func configure(args []string) (*config.Config, error) {
 		return nil, fmt.Errorf("%w: %w", errUsage, err)
 	}
 	for _, o := range []struct{ to, from *string }{
-		{&cfg.Dir, dir}, {&cfg.Listen.FM, listenFM}, {&cfg.Listen.Control, listenControl},
-		{&cfg.Driver.NVMLLibrary, library}, {&cfg.Driver.Stub, stub},
+		{&cfg.Dir, dir},
+		{&cfg.Listen.FM, listenFM},
+		{&cfg.Listen.Control, listenControl},
+		{&cfg.Driver.NVMLLibrary, library},
+		{&cfg.Driver.Stub, stub},
 	} {
 		if *o.from != "" {
 			*o.to = *o.from

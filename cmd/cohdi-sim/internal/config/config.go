@@ -39,14 +39,14 @@ type Config struct {
 	Fabrics  []Fabric        `json:"fabrics"`
 	Machines []Machine       `json:"machines"`
 	Devices  []Device        `json:"devices"`
-	Timing   simapi.Timing   `json:"timing,omitempty"`
-	Policies simapi.Policies `json:"policies,omitempty"`
+	Timing   simapi.Timing   `json:"timing"`
+	Policies simapi.Policies `json:"policies"`
 	// Hotplug is the mode of machines that do not say their own.
 	Hotplug string `json:"hotplug,omitempty"`
 	// Seed of the random picks.
 	Seed uint64 `json:"seed,omitempty"`
 
-	Driver Driver `json:"driver,omitempty"`
+	Driver Driver `json:"driver"`
 }
 
 // Listen are the addresses of the faces, host:port.
@@ -302,13 +302,16 @@ func derivedSerial(id string) string {
 	return fmt.Sprintf("1%012d", n)
 }
 
-var hex4 = regexp.MustCompile(`^[0-9a-f]{4}$`) //nolint:gochecknoglobals // a compiled constant
+var hex4 = regexp.MustCompile(`^[0-9a-f]{4}$`)
 
 func (c *Config) check() error {
 	for _, f := range []struct{ name, value string }{
-		{"tenant", c.Tenant}, {"realm", c.Realm},
-		{"credentials.username", c.Credentials.Username}, {"credentials.password", c.Credentials.Password},
-		{"credentials.client_id", c.Credentials.ClientID}, {"credentials.client_secret", c.Credentials.ClientSecret},
+		{"tenant", c.Tenant},
+		{"realm", c.Realm},
+		{"credentials.username", c.Credentials.Username},
+		{"credentials.password", c.Credentials.Password},
+		{"credentials.client_id", c.Credentials.ClientID},
+		{"credentials.client_secret", c.Credentials.ClientSecret},
 	} {
 		if f.value == "" {
 			return fmt.Errorf("%s: must not be empty", f.name)

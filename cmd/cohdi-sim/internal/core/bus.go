@@ -144,8 +144,11 @@ func (c *Core) remove(machine string, which func(*Device) bool) error {
 	}
 	return c.onMachine(machine, func(m *Machine) error {
 		live, err := c.deviceLocked(d.ID)
-		if err != nil || live.Machine != m.Name || !live.OnBus {
-			return nil
+		if err != nil {
+			return err
+		}
+		if live.Machine != m.Name || !live.OnBus {
+			return nil // somebody was faster
 		}
 		c.judgeRemoveLocked(live, holders)
 		c.unplugLocked(live)

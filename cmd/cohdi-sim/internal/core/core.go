@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -308,9 +309,7 @@ type MachineView struct {
 func (c *Core) viewLocked(m *Machine) MachineView {
 	v := MachineView{Machine: *m, Linked: map[int]bool{}}
 	v.SlotOff = map[int]bool{}
-	for s, off := range m.SlotOff {
-		v.SlotOff[s] = off
-	}
+	maps.Copy(v.SlotOff, m.SlotOff)
 	for _, d := range c.devices {
 		if d.Machine != m.Name {
 			continue

@@ -82,13 +82,13 @@ func start(t *testing.T, statePath string) bench {
 	return bench{c, t, judge}
 }
 
-func bubble(t *testing.T, f func(t *testing.T, b bench)) {
+func bubble(t *testing.T, f func(b bench)) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "state.json")
 	synctest.Test(t, func(t *testing.T) {
 		b := start(t, path)
 		defer b.Close()
-		f(t, b)
+		f(b)
 	})
 }
 
@@ -130,50 +130,50 @@ func (b bench) wantViolations(want ...string) {
 }
 
 func TestAttach_takesItsTimeAndShowsUpByItself(t *testing.T) {
-	bubble(t, func(t *testing.T, b bench) {
+	bubble(t, func(b bench) {
 		begin := time.Now()
 		got := b.mustAttach("m1", "A")
 		if took := time.Since(begin); took != 2*time.Second {
-			t.Errorf("attach took %v, want 2s", took)
+			b.t.Errorf("attach took %v, want 2s", took)
 		}
 		if d := b.device(got.ID); d.Phase != simapi.PhaseAttached || d.Machine != "n1" || d.Slot != 1 || d.OnBus {
-			t.Errorf("after the attach: %+v", d)
+			b.t.Errorf("after the attach: %+v", d)
 		}
 		time.Sleep(3*time.Second - time.Nanosecond)
 		synctest.Wait()
 		if b.device(got.ID).OnBus {
-			t.Error("on the bus before the node delay is over")
+			b.t.Error("on the bus before the node delay is over")
 		}
 		time.Sleep(time.Nanosecond)
 		synctest.Wait()
 		if d := b.device(got.ID); !d.OnBus || !d.Bound || d.Minor != 0 || d.PCIAddress != "0000:3d:00.0" {
-			t.Errorf("after the node delay: %+v", d)
+			b.t.Errorf("after the node delay: %+v", d)
 		}
 		b.wantViolations()
 	})
 }
 
 func TestRescan_isNeededInRescanMode(t *testing.T) {
-	bubble(t, func(t *testing.T, b bench) {
+	bubble(t, func(b bench) {
 		mode := simapi.HotplugRescan
 		if err := b.ChangeMachine("n1", simapi.MachineChange{Hotplug: &mode}); err != nil {
-			t.Fatal(err)
+			b.t.Fatal(err)
 		}
 		d := b.mustAttach("n1", "A")
 		rescan := func(bus string, want bool) {
-			t.Helper()
+			b.t.Helper()
 			if err := b.Rescan("n1", bus); err != nil {
-				t.Fatal(err)
+				b.t.Fatal(err)
 			}
 			if got := b.device(d.ID).OnBus; got != want {
-				t.Errorf("on the bus after rescan of %q: %v, want %v", bus, got, want)
+				b.t.Errorf("on the bus after rescan of %q: %v, want %v", bus, got, want)
 			}
 		}
 		rescan("", false) // the link is not up yet
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if b.device(d.ID).OnBus {
-			t.Error("showed up by itself")
+			b.t.Error("showed up by itself")
 		}
 		rescan("0000:3e", false)
 		rescan("0000:3d", true)
@@ -196,21 +196,21 @@ func TestDetach_judged(t *testing.T) {
 	}
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, b bench) {
+			bubble(t, func(b bench) {
 				d := b.mustAttach("n1", "A")
 				time.Sleep(3 * time.Second)
 				synctest.Wait()
 				b.judge.set(d.Number, tc.open)
 				if tc.remove {
 					if err := b.RemovePCI("n1", "0000:3d:00.0"); err != nil {
-						t.Fatal(err)
+						b.t.Fatal(err)
 					}
 				}
-				if err := b.Detach(t.Context(), DetachRequest{Machine: "m1", Device: d.ResUUID, Forced: tc.forced}); err != nil {
-					t.Fatal(err)
+				if err := b.Detach(b.t.Context(), DetachRequest{Machine: "m1", Device: d.ResUUID, Forced: tc.forced}); err != nil {
+					b.t.Fatal(err)
 				}
 				if got := b.device(d.ID); got.Phase != simapi.PhaseFree || got.OnBus || got.Machine != "" {
-					t.Errorf("after the detach: %+v", got)
+					b.t.Errorf("after the detach: %+v", got)
 				}
 				b.wantViolations(tc.want...)
 			})
@@ -219,21 +219,21 @@ func TestDetach_judged(t *testing.T) {
 }
 
 func TestDetach_judgedAgainWhenItTakesEffect(t *testing.T) {
-	bubble(t, func(t *testing.T, b bench) {
+	bubble(t, func(b bench) {
 		d := b.mustAttach("n1", "A")
 		time.Sleep(3 * time.Second)
 		synctest.Wait()
 		if err := b.RemovePCI("n1", "0000:3d:00.0"); err != nil {
-			t.Fatal(err)
+			b.t.Fatal(err)
 		}
 		done := make(chan error)
 		go func() { done <- b.Detach(context.Background(), DetachRequest{Device: d.ID}) }()
 		synctest.Wait()
 		if err := b.Rescan("n1", ""); err != nil { // somebody's careless rescan brings it back
-			t.Fatal(err)
+			b.t.Fatal(err)
 		}
 		if err := <-done; err != nil {
-			t.Fatal(err)
+			b.t.Fatal(err)
 		}
 		b.wantViolations(simapi.PresentAtDetach)
 	})
@@ -257,17 +257,17 @@ func TestAttach_refusals(t *testing.T) {
 	}
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, b bench) {
+			bubble(t, func(b bench) {
 				if err := b.SetPolicies(tc.policies); err != nil {
-					t.Fatal(err)
+					b.t.Fatal(err)
 				}
 				got, err := b.attach(tc.machine, tc.model, tc.count)
 				if !errors.Is(err, tc.want) || len(got) != tc.attached {
-					t.Errorf("attached %d, %v; want %d, %v", len(got), err, tc.attached, tc.want)
+					b.t.Errorf("attached %d, %v; want %d, %v", len(got), err, tc.attached, tc.want)
 				}
 				for _, d := range b.State().Devices {
 					if d.Phase == simapi.PhaseAttaching {
-						t.Errorf("%s is left reserved", d.ID)
+						b.t.Errorf("%s is left reserved", d.ID)
 					}
 				}
 				b.wantViolations()
@@ -291,9 +291,9 @@ func TestAttach_serialization(t *testing.T) {
 	}
 	for _, tc := range tests {
 		t.Run(tc.policy+" "+tc.second, func(t *testing.T) {
-			bubble(t, func(t *testing.T, b bench) {
+			bubble(t, func(b bench) {
 				if err := b.SetPolicies(simapi.Policies{Serialization: tc.policy}); err != nil {
-					t.Fatal(err)
+					b.t.Fatal(err)
 				}
 				begin := time.Now()
 				errs := make(chan error, 2)
@@ -308,11 +308,11 @@ func TestAttach_serialization(t *testing.T) {
 					if err := <-errs; errors.Is(err, ErrBusy) {
 						busy++
 					} else if err != nil {
-						t.Error(err)
+						b.t.Error(err)
 					}
 				}
 				if took := time.Since(begin); took != tc.took || busy != tc.busy {
-					t.Errorf("took %v with %d busy, want %v with %d", took, busy, tc.took, tc.busy)
+					b.t.Errorf("took %v with %d busy, want %v with %d", took, busy, tc.took, tc.busy)
 				}
 			})
 		})
@@ -320,17 +320,17 @@ func TestAttach_serialization(t *testing.T) {
 }
 
 func TestAttach_goesOnWithoutItsCaller(t *testing.T) {
-	bubble(t, func(t *testing.T, b bench) {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	bubble(t, func(b bench) {
+		ctx, cancel := context.WithTimeout(b.t.Context(), time.Second)
 		defer cancel()
 		_, err := b.Attach(ctx, AttachRequest{Machine: "n1", Specs: []Spec{{Model: "B", Count: 1}}, Limit: -1})
 		if !errors.Is(err, context.DeadlineExceeded) {
-			t.Fatalf("error %v, want the deadline", err)
+			b.t.Fatalf("error %v, want the deadline", err)
 		}
 		time.Sleep(time.Second)
 		synctest.Wait()
 		if d := b.device("b-0"); d.Phase != simapi.PhaseAttached {
-			t.Errorf("device is %s, want attached", d.Phase)
+			b.t.Errorf("device is %s, want attached", d.Phase)
 		}
 	})
 }
@@ -376,38 +376,38 @@ func TestNew_goesOnAfterACrash(t *testing.T) {
 }
 
 func TestMinors_lowestFreeIsReused(t *testing.T) {
-	bubble(t, func(t *testing.T, b bench) {
+	bubble(t, func(b bench) {
 		if _, err := b.attach("n1", "A", 3); err != nil {
-			t.Fatal(err)
+			b.t.Fatal(err)
 		}
 		time.Sleep(3 * time.Second)
 		synctest.Wait()
 		if err := b.RemovePCI("n1", "0000:3e:00.0"); err != nil {
-			t.Fatal(err)
+			b.t.Fatal(err)
 		}
-		if err := b.Detach(t.Context(), DetachRequest{Device: "a-1"}); err != nil {
-			t.Fatal(err)
+		if err := b.Detach(b.t.Context(), DetachRequest{Device: "a-1"}); err != nil {
+			b.t.Fatal(err)
 		}
 		d := b.mustAttach("n1", "B")
 		time.Sleep(3 * time.Second)
 		synctest.Wait()
 		if got := b.device(d.ID); got.Slot != 2 || got.Minor != 1 {
-			t.Errorf("slot %d minor %d, want the free ones, 2 and 1", got.Slot, got.Minor)
+			b.t.Errorf("slot %d minor %d, want the free ones, 2 and 1", got.Slot, got.Minor)
 		}
 		b.wantViolations()
 	})
 }
 
 func TestRemoveGPU(t *testing.T) {
-	bubble(t, func(t *testing.T, b bench) {
+	bubble(t, func(b bench) {
 		const at = "0000:3d:00.0"
 		d := b.mustAttach("n1", "A")
 		time.Sleep(3 * time.Second)
 		synctest.Wait()
 		step := func(what string, err, want error) {
-			t.Helper()
+			b.t.Helper()
 			if !errors.Is(err, want) {
-				t.Errorf("%s: %v, want %v", what, err, want)
+				b.t.Errorf("%s: %v, want %v", what, err, want)
 			}
 		}
 		step("remove undrained", b.RemoveGPU("n1", at), ErrNotDraining)
@@ -422,149 +422,149 @@ func TestRemoveGPU(t *testing.T) {
 		step("remove gone", b.RemoveGPU("n1", at), ErrNotFound)
 		step("rescan", b.Rescan("n1", ""), nil)
 		if got := b.device(d.ID); !got.Bound || got.Drain {
-			t.Errorf("after the rescan: %+v, want it bound and not draining", got)
+			b.t.Errorf("after the rescan: %+v, want it bound and not draining", got)
 		}
 		b.wantViolations()
 	})
 }
 
 func TestBind_unbindAndDiscover(t *testing.T) {
-	bubble(t, func(t *testing.T, b bench) {
+	bubble(t, func(b bench) {
 		d := b.mustAttach("n1", "A")
 		time.Sleep(3 * time.Second)
 		synctest.Wait()
 		if err := b.Unbind("n1", "0000:3d:00.0"); err != nil {
-			t.Fatal(err)
+			b.t.Fatal(err)
 		}
 		if got := b.device(d.ID); got.Bound || !got.OnBus {
-			t.Errorf("after unbind: %+v", got)
+			b.t.Errorf("after unbind: %+v", got)
 		}
 		if err := b.Discover("n1"); err != nil {
-			t.Fatal(err)
+			b.t.Fatal(err)
 		}
 		if !b.device(d.ID).Bound {
-			t.Error("not bound after discover")
+			b.t.Error("not bound after discover")
 		}
 		off := false
 		if err := b.ChangeMachine("n1", simapi.MachineChange{DriverLoaded: &off}); err != nil {
-			t.Fatal(err)
+			b.t.Fatal(err)
 		}
 		if _, err := b.GPUs("n1"); !errors.Is(err, ErrNoDriver) {
-			t.Errorf("error %v without driver", err)
+			b.t.Errorf("error %v without driver", err)
 		}
 		if err := b.Bind("n1", "0000:3d:00.0"); !errors.Is(err, ErrNoDriver) {
-			t.Errorf("error %v of bind without driver", err)
+			b.t.Errorf("error %v of bind without driver", err)
 		}
 	})
 }
 
 func TestSlotPower(t *testing.T) {
-	bubble(t, func(t *testing.T, b bench) {
+	bubble(t, func(b bench) {
 		d := b.mustAttach("n1", "A")
 		time.Sleep(3 * time.Second)
 		synctest.Wait()
 		for _, on := range []bool{false, true} {
 			if err := b.SlotPower("n1", 1, on); err != nil {
-				t.Fatal(err)
+				b.t.Fatal(err)
 			}
 			if got := b.device(d.ID).OnBus; got != on {
-				t.Errorf("on the bus: %v with power %v", got, on)
+				b.t.Errorf("on the bus: %v with power %v", got, on)
 			}
 		}
 		if err := b.SlotPower("n1", 9, true); !errors.Is(err, ErrNotFound) {
-			t.Errorf("error %v for a slot that does not exist", err)
+			b.t.Errorf("error %v for a slot that does not exist", err)
 		}
 	})
 }
 
 func TestChangeDevice(t *testing.T) {
 	act := func(action string) simapi.DeviceChange { return simapi.DeviceChange{Action: action} }
-	bubble(t, func(t *testing.T, b bench) {
+	bubble(t, func(b bench) {
 		var xids []uint64
 		b.hooks.XID = func(_, _ string, code uint64) { xids = append(xids, code) }
 		change := func(id string, c simapi.DeviceChange) {
-			t.Helper()
+			b.t.Helper()
 			if err := b.ChangeDevice(id, c); err != nil {
-				t.Fatal(err)
+				b.t.Fatal(err)
 			}
 		}
 		free := func() int {
-			t.Helper()
+			b.t.Helper()
 			_, n, _, err := b.Free("n1", "A")
 			if err != nil {
-				t.Fatal(err)
+				b.t.Fatal(err)
 			}
 			return n
 		}
 		change("a-0", act(simapi.DeviceSteal))
 		if n := free(); n != 3 {
-			t.Errorf("%d free after a theft, want 3", n)
+			b.t.Errorf("%d free after a theft, want 3", n)
 		}
 		change("a-0", act(simapi.DeviceFree))
 		d := b.mustAttach("n1", "A")
 		time.Sleep(3 * time.Second)
 		synctest.Wait()
 		if err := b.ChangeDevice(d.ID, act(simapi.DeviceSteal)); !errors.Is(err, ErrInUse) {
-			t.Errorf("error %v of a theft of an attached device", err)
+			b.t.Errorf("error %v of a theft of an attached device", err)
 		}
 		change(d.ID, act(simapi.DeviceLinkDown))
 		if got := b.device(d.ID); got.OnBus || got.Phase != simapi.PhaseAttached {
-			t.Errorf("after link down: %+v", got)
+			b.t.Errorf("after link down: %+v", got)
 		}
 		change(d.ID, act(simapi.DeviceLinkUp))
 		critical, serial := "Critical", ""
 		change(d.ID, simapi.DeviceChange{Health: &critical, FabricSerial: &serial})
 		if got := b.device(d.ID); !got.OnBus || got.OpStatus != "20" || got.FabricSerial != "" {
-			t.Errorf("after link up and changes: %+v", got)
+			b.t.Errorf("after link up and changes: %+v", got)
 		}
 		change(d.ID, act(simapi.DeviceVanish))
 		if got := b.device(d.ID); got.OnBus || got.Machine != "" || free() != 3 {
-			t.Errorf("after it vanished: %+v, %d free", got, free())
+			b.t.Errorf("after it vanished: %+v, %d free", got, free())
 		}
 		change(d.ID, act(simapi.DeviceReturn))
 		if n := free(); n != 4 {
-			t.Errorf("%d free after it returned, want 4", n)
+			b.t.Errorf("%d free after it returned, want 4", n)
 		}
 		if diff := cmp.Diff([]uint64{79, 79}, xids); diff != "" {
-			t.Errorf("XIDs (-want +got):\n%s", diff)
+			b.t.Errorf("XIDs (-want +got):\n%s", diff)
 		}
 		b.wantViolations()
 	})
 }
 
 func TestChangeMachine_power(t *testing.T) {
-	bubble(t, func(t *testing.T, b bench) {
+	bubble(t, func(b bench) {
 		d := b.mustAttach("n1", "A")
 		time.Sleep(3 * time.Second)
 		synctest.Wait()
 		for _, on := range []bool{false, true} {
 			if err := b.ChangeMachine("n1", simapi.MachineChange{Power: &on}); err != nil {
-				t.Fatal(err)
+				b.t.Fatal(err)
 			}
 			if got := b.device(d.ID); got.OnBus != on || got.Phase != simapi.PhaseAttached {
-				t.Errorf("with power %v: %+v", on, got)
+				b.t.Errorf("with power %v: %+v", on, got)
 			}
 		}
 	})
 }
 
 func TestDetach_whileAnotherIsOnItsWay(t *testing.T) {
-	bubble(t, func(t *testing.T, b bench) {
+	bubble(t, func(b bench) {
 		if err := b.SetPolicies(simapi.Policies{Serialization: "none"}); err != nil {
-			t.Fatal(err)
+			b.t.Fatal(err)
 		}
 		d := b.mustAttach("n1", "A")
 		first := make(chan error)
 		go func() { first <- b.Detach(context.Background(), DetachRequest{Device: d.ID, Forced: true}) }()
 		synctest.Wait()
-		if err := b.Detach(t.Context(), DetachRequest{Device: d.ID}); !errors.Is(err, ErrBusy) {
-			t.Errorf("error %v, want busy", err)
+		if err := b.Detach(b.t.Context(), DetachRequest{Device: d.ID}); !errors.Is(err, ErrBusy) {
+			b.t.Errorf("error %v, want busy", err)
 		}
 		if err := <-first; err != nil {
-			t.Error(err)
+			b.t.Error(err)
 		}
-		if err := b.Detach(t.Context(), DetachRequest{Device: d.ID}); !errors.Is(err, ErrNotFound) {
-			t.Errorf("error %v, want not found", err)
+		if err := b.Detach(b.t.Context(), DetachRequest{Device: d.ID}); !errors.Is(err, ErrNotFound) {
+			b.t.Errorf("error %v, want not found", err)
 		}
 	})
 }

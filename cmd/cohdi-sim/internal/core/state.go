@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 
@@ -75,9 +76,7 @@ func (c *Core) load() (fresh bool, err error) {
 	for _, old := range s.Machines {
 		if m, err := c.machineLocked(old.Name); err == nil {
 			m.Power, m.DriverLoaded = old.Power, old.DriverLoaded && !m.NoDriver
-			for slot, off := range old.SlotOff {
-				m.SlotOff[slot] = off
-			}
+			maps.Copy(m.SlotOff, old.SlotOff)
 		}
 	}
 	for _, old := range s.Devices {

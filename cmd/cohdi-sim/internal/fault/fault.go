@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -170,10 +171,10 @@ func (i *Injector) Wrap(face string, next http.Handler) http.Handler {
 			injector: i, fault: f, w: w, r: r, body: body, next: next, entry: i.begin(face, r, body, f.Name),
 		}
 		if !hit {
-			x.forward(w)
+			x.forward(r.Context(), w)
 			return
 		}
-		x.act()
+		x.act(r.Context())
 	})
 }
 
@@ -188,9 +189,9 @@ type exchange struct {
 	next     http.Handler
 }
 
-func (x *exchange) forward(w http.ResponseWriter) {
+func (x *exchange) forward(ctx context.Context, w http.ResponseWriter) {
 	s := &statusWriter{ResponseWriter: w, status: http.StatusOK}
-	x.next.ServeHTTP(s, x.request(x.r.Context()))
+	x.next.ServeHTTP(s, x.request(ctx))
 	x.injector.end(x.entry, s.status, true)
 }
 
@@ -207,8 +208,7 @@ func (x *exchange) work(ctx context.Context) *httptest.ResponseRecorder {
 	return rec
 }
 
-func (x *exchange) act() {
-	ctx := x.r.Context()
+func (x *exchange) act(ctx context.Context) {
 	switch x.fault.Action {
 	case simapi.ActionStatus:
 		x.answer()
@@ -232,10 +232,9 @@ func (x *exchange) act() {
 		x.reset(x.work(ctx))
 	case simapi.ActionDup:
 		x.work(ctx)
-		x.forward(x.w)
+		x.forward(ctx, x.w)
 	case simapi.ActionPartial:
-		x.r = x.r.WithContext(context.WithValue(ctx, limitKey{}, x.fault.Items))
-		x.forward(x.w)
+		x.forward(context.WithValue(ctx, limitKey{}, x.fault.Items), x.w)
 	}
 }
 
@@ -323,9 +322,7 @@ func (x *exchange) reset(rec *httptest.ResponseRecorder) {
 }
 
 func copyHead(w http.ResponseWriter, rec *httptest.ResponseRecorder) {
-	for k, v := range rec.Header() {
-		w.Header()[k] = v
-	}
+	maps.Copy(w.Header(), rec.Header())
 	w.WriteHeader(rec.Code)
 }
 

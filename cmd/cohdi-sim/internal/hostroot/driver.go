@@ -36,7 +36,7 @@ func (r *Root) DriverRoot() string { return filepath.Join(r.dir, "run/nvidia/dri
 func (r *Root) InstallDriver(d config.Driver) error {
 	lib := filepath.Join(r.DriverRoot(), LibDir())
 	bin := filepath.Join(r.DriverRoot(), "usr/bin")
-	if err := errors.Join(os.MkdirAll(lib, 0o755), os.MkdirAll(bin, 0o755)); err != nil { //nolint:gosec // as a driver's own
+	if err := errors.Join(makeDir(lib), makeDir(bin)); err != nil {
 		return fmt.Errorf("make driver root: %w", err)
 	}
 	var errs []error
@@ -50,7 +50,7 @@ func (r *Root) InstallDriver(d config.Driver) error {
 	}
 	for _, f := range d.Files {
 		to := filepath.Join(r.DriverRoot(), filepath.Clean("/"+f.Path))
-		errs = append(errs, os.MkdirAll(filepath.Dir(to), 0o755), copyFile(f.Source, to)) //nolint:gosec // as a driver's own
+		errs = append(errs, makeDir(filepath.Dir(to)), copyFile(f.Source, to))
 	}
 	smi := filepath.Join(bin, "nvidia-smi")
 	errs = append(errs, write(smi, nvidiaSMI), os.Chmod(smi, 0o755)) //nolint:gosec // a program

@@ -81,7 +81,7 @@ func (r *Root) dev(name string) string { return filepath.Join(r.dir, "dev", name
 // makeFixed makes ports, drivers and slots, and adopts the GPUs of a former run.
 func (r *Root) makeFixed(m core.MachineView) error {
 	for _, d := range []string{"devices", "drivers", "slots", "tree"} {
-		if err := os.MkdirAll(r.pci(d), 0o755); err != nil {
+		if err := makeDir(r.pci(d)); err != nil {
 			return err
 		}
 	}
@@ -122,7 +122,7 @@ func (r *Root) makeFixed(m core.MachineView) error {
 
 func (r *Root) makeDriver(driver string) error {
 	dir := r.pci("drivers", driver)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err := makeDir(dir); err != nil {
 		return err
 	}
 	for _, name := range []string{"new_id", "remove_id"} {
@@ -166,7 +166,7 @@ func (r *Root) makePort(p function) error {
 	}
 	bus := fmt.Sprintf("0000:%02x", p.secondary)
 	busDir := filepath.Join(dir, "pci_bus", bus)
-	if err := os.MkdirAll(busDir, 0o755); err != nil {
+	if err := makeDir(busDir); err != nil {
 		return err
 	}
 	only := bus
@@ -184,7 +184,7 @@ func (r *Root) makePort(p function) error {
 
 func (r *Root) makeSlot(slot int) error {
 	dir := r.pci("slots", fmt.Sprint(slot))
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err := makeDir(dir); err != nil {
 		return err
 	}
 	for name, content := range map[string]string{
@@ -204,7 +204,7 @@ func (r *Root) makeSlot(slot int) error {
 
 // makeFunction writes a device directory with all its attributes.
 func (r *Root) makeFunction(dir string, f function) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err := makeDir(dir); err != nil {
 		return err
 	}
 	files := f.files()
@@ -300,7 +300,7 @@ func (r *Root) register(dir string, f function) error {
 // makeDev makes what every /dev has, so that the directory can be mounted over a node's; what is there already is kept.
 func (r *Root) makeDev() error {
 	for _, d := range []string{"", "pts", "shm", "mqueue"} {
-		if err := os.MkdirAll(r.dev(d), 0o755); err != nil { //nolint:gosec // as the system's own
+		if err := makeDir(r.dev(d)); err != nil {
 			return err
 		}
 	}
@@ -520,8 +520,13 @@ func symlink(target, path string) error {
 	return os.Symlink(target, path)
 }
 
+// makeDir makes a directory that everybody may read, as those of sysfs and /dev.
+func makeDir(path string) error {
+	return os.MkdirAll(path, 0o755) //nolint:gosec // see above
+}
+
 func removeFile(path string) error {
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) { //nolint:gosec // below the host root
 		return err
 	}
 	return nil

@@ -55,8 +55,8 @@ func start(t *testing.T, dir, state string) bench {
 			if b.Root == nil {
 				return
 			}
-			if err := b.Sync(t.Context()); err != nil {
-				t.Error(err)
+			if serr := b.Sync(t.Context()); serr != nil {
+				t.Error(serr)
 			}
 			b.done <- struct{}{}
 		}},

@@ -159,7 +159,7 @@ func (f function) config() []byte {
 	binary.LittleEndian.PutUint32(c[0x08:], f.class<<8|0xa1)
 	if f.bridge() {
 		c[offHeaderType] = headerBridge
-		c[0x18], c[0x19], c[0x1a] = byte(f.primary), byte(f.secondary), byte(f.subordinate)
+		c[0x18], c[0x19], c[0x1a] = byte(f.primary), byte(f.secondary), byte(f.subordinate) //nolint:gosec // bus numbers
 		return c
 	}
 	binary.LittleEndian.PutUint16(c[0x2c:], f.subVendor)

@@ -115,7 +115,7 @@ func (s *Server) closeLocked() error {
 	s.listener = nil
 	for c := range s.conns {
 		// The peer may have gone already.
-		_ = c.Close() //nolint:errcheck // see above
+		_ = c.Close()
 	}
 	return errors.Join(err, os.Remove(filepath.Join(s.dir, SocketName)))
 }
@@ -129,7 +129,7 @@ func (s *Server) accept(l *net.UnixListener) {
 		s.mu.Lock()
 		if s.listener != l {
 			s.mu.Unlock()
-			_ = c.Close() //nolint:errcheck // the driver is gone, and the connection with it
+			_ = c.Close() // the driver is gone, and the connection with it
 			return
 		}
 		s.conns[c] = true
@@ -143,7 +143,7 @@ func (s *Server) serve(c net.Conn) {
 		s.mu.Lock()
 		delete(s.conns, c)
 		s.mu.Unlock()
-		_ = c.Close() //nolint:errcheck // nothing is left to be done with it
+		_ = c.Close()
 	}()
 	in := bufio.NewReaderSize(c, maxLine)
 	for {
@@ -252,8 +252,11 @@ func code(err error) int {
 		err  error
 		code int
 	}{
-		{errBadRequest, errInvalidArgument}, {core.ErrNotFound, errNotFound}, {core.ErrNoDriver, errDriverNotLoaded},
-		{core.ErrInUse, errInUse}, {core.ErrNotDraining, errInvalidState},
+		{errBadRequest, errInvalidArgument},
+		{core.ErrNotFound, errNotFound},
+		{core.ErrNoDriver, errDriverNotLoaded},
+		{core.ErrInUse, errInUse},
+		{core.ErrNotDraining, errInvalidState},
 	} {
 		if errors.Is(err, c.err) {
 			return c.code

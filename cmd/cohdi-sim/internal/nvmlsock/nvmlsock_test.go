@@ -37,6 +37,7 @@ func (r *recorder) GPUs(string) ([]core.Device, error) {
 }
 
 func (r *recorder) SetDrain(m, a string, on bool) error { return r.note("drain %s %s %v", m, a, on) }
+
 func (r *recorder) SetPersistence(m, a string, on bool) error {
 	return r.note("persistence %s %s %v", m, a, on)
 }

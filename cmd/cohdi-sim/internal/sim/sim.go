@@ -93,7 +93,7 @@ func New(ctx context.Context, cfg *config.Config, clk clock.WithTicker) (*Simula
 	}
 	s.core, err = core.New(ctx, cfg, core.Options{
 		Clock: clk, Judge: procfs.Proc("/proc"), StatePath: filepath.Join(cfg.Dir, "state.json"), Numbers: numbers,
-		Hooks: core.Hooks{Changed: s.sync, XID: s.xid},
+		Hooks: core.Hooks{Changed: s.changed, XID: s.xid},
 	})
 	if err != nil {
 		return nil, err
@@ -164,7 +164,7 @@ func (s *Simulator) Run(ctx context.Context) error {
 	s.ctx.set(ctx)
 	for _, m := range s.cfg.Machines {
 		g.Go(func() error { return s.roots[m.Name].Watch(ctx) })
-		s.sync(m.Name)
+		s.sync(ctx, m.Name)
 	}
 	faces := http.NewServeMux()
 	faces.Handle("/id_manager/", s.faults.Wrap("idm", s.tokens.Handler()))
@@ -229,13 +229,14 @@ func (s *Simulator) hostRoot(machine string) string {
 	return ""
 }
 
+func (s *Simulator) changed(machine string) { s.sync(s.ctx.get(), machine) }
+
 // sync makes the node side of a machine follow the core.
-func (s *Simulator) sync(machine string) {
+func (s *Simulator) sync(ctx context.Context, machine string) {
 	root, ok := s.roots[machine]
 	if !ok {
 		return // still starting; Run comes back to it
 	}
-	ctx := s.ctx.get()
 	logger := klog.FromContext(ctx)
 	if err := root.Sync(ctx); err != nil {
 		logger.Error(err, "Host root does not show the chassis", "machine", machine)

@@ -71,17 +71,16 @@ func start(t *testing.T, dir string) *bench {
 		}
 		stopped = true
 		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
+		if rerr := <-ended; rerr != nil {
+			t.Error(rerr)
 		}
-		if _, err := os.Stat(filepath.Join(dir, "ready")); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("ready outlives the simulator: %v", err)
+		if _, serr := os.Stat(filepath.Join(dir, "ready")); !errors.Is(serr, os.ErrNotExist) {
+			t.Errorf("ready outlives the simulator: %v", serr)
 		}
 	}
 	t.Cleanup(b.stop)
-	for err := b.Ready(ctx); err != nil; err = b.Ready(ctx) {
-		var refused *simapi.StatusError
-		if !errors.As(err, &refused) {
+	for err = b.Ready(ctx); err != nil; err = b.Ready(ctx) {
+		if _, refused := errors.AsType[*simapi.StatusError](err); !refused {
 			t.Fatal(err)
 		}
 	}
@@ -127,17 +126,18 @@ func (b *bench) do(method, path, contentType, body string) (int, string, error) 
 	return resp.StatusCode, string(data), err
 }
 
-func (b *bench) update(method, machine, spec string) (int, string, error) {
+// update asks for a change of machine m-1.
+func (b *bench) update(method, spec string) (int, string, error) {
 	b.t.Helper()
-	body := fmt.Sprintf(`{"tenants":{"tenant_uuid":"t-1","machines":[{"mach_uuid":%q,"resources":[{"res_specs":[%s]}]}]}}`, machine, spec)
-	return b.do(method, "/fabric_manager/api/v1/machines/"+machine+"/update?tenant_uuid=t-1", "application/json", body)
+	body := fmt.Sprintf(`{"tenants":{"tenant_uuid":"t-1","machines":[{"mach_uuid":"m-1","resources":[{"res_specs":[%s]}]}]}}`, spec)
+	return b.do(method, "/fabric_manager/api/v1/machines/m-1/update?tenant_uuid=t-1", "application/json", body)
 }
 
 const oneA = `{"res_type":"gpu","res_spec":{"condition":[{"column":"model","operator":"eq","value":"A"}]},"res_num":1}`
 
 func (b *bench) attach() simapi.Device {
 	b.t.Helper()
-	if status, body, err := b.update("PATCH", "m-1", oneA); err != nil || status != 200 {
+	if status, body, err := b.update("PATCH", oneA); err != nil || status != 200 {
 		b.t.Fatalf("attach: %d %s, %v", status, body, err)
 	}
 	got := b.state().Attached("n1")
@@ -190,7 +190,7 @@ func TestSimulator_wholeWay(t *testing.T) {
 	b.must(os.WriteFile(filepath.Join(root, "sys/bus/pci/devices", d.PCIAddress, "remove"), []byte("1\n"), 0o200))
 	waitFor(t, func() bool { return !b.state().Attached("n1")[0].OnBus })
 	detach := fmt.Sprintf(`{"res_type":"gpu","res_uuid":%q,"res_num":1}`, d.ResUUID)
-	if status, body, err := b.update("DELETE", "m-1", detach); err != nil || status != 200 {
+	if status, body, err := b.update("DELETE", detach); err != nil || status != 200 {
 		t.Fatalf("detach: %d %s, %v", status, body, err)
 	}
 	s := b.state()
@@ -221,7 +221,7 @@ func TestSimulator_judgesWhoHoldsTheDevice(t *testing.T) {
 	fd, err := unix.Open(filepath.Join(b.dir, "machines/n1/dev/nvidia0"), unix.O_RDWR|unix.O_CLOEXEC|unix.O_NOCTTY, 0)
 	b.must(err)
 	defer unix.Close(fd)
-	if status, _, err := b.update("DELETE", "m-1", fmt.Sprintf(`{"res_type":"gpu","res_uuid":%q,"res_num":1}`, d.ResUUID)); err != nil || status != 200 {
+	if status, _, err := b.update("DELETE", fmt.Sprintf(`{"res_type":"gpu","res_uuid":%q,"res_num":1}`, d.ResUUID)); err != nil || status != 200 {
 		t.Fatalf("detach: %d, %v", status, err)
 	}
 	v := b.violations()
@@ -260,7 +260,8 @@ func TestSimulator_lostAnswer(t *testing.T) {
 	b.login()
 	name, err := b.AddFault(t.Context(), simapi.Fault{Method: "PATCH", Action: simapi.ActionDropAfter, Count: 1})
 	b.must(err)
-	if status, body, err := b.update("PATCH", "m-1", oneA); err == nil {
+	status, body, err := b.update("PATCH", oneA)
+	if err == nil {
 		t.Errorf("answered %d %s", status, body)
 	}
 	if got := b.state().Attached("n1"); len(got) != 1 {
@@ -297,7 +298,7 @@ func TestSimulator_controlAPI(t *testing.T) {
 	b.must(b.Detach(ctx, "gpu-1"))
 	b.login()
 	b.must(b.Token(ctx, simapi.TokenChange{RevokeAll: true}))
-	if status, _, err := b.update("PATCH", "m-1", oneA); err != nil || status != 401 {
+	if status, _, err := b.update("PATCH", oneA); err != nil || status != 401 {
 		t.Errorf("revoked token: %d, %v", status, err)
 	}
 	if len(b.violations()) != 0 {
