@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubeletplugin
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+
+	"github.com/cohdi/cohdi-agent/internal/device"
+)
+
+func contextWithCancel(t *testing.T) (context.Context, context.CancelFunc) {
+	t.Helper()
+	return context.WithCancel(t.Context())
+}
+
+func sampleRecord() *record {
+	r := newRecord()
+	r.Claims["uid-a"] = &entry{
+		Namespace: "team", Name: "a", State: prepareCompleted, AllocatedAt: "2026-01-02T03:04:05Z",
+		Devices: []preparedDevice{{Request: "r/<sub>&", Pool: "fabric-0", Entry: "a100-0", Fabric: "0", Unit: "a100-0", UUID: uuidOf(1)}},
+	}
+	return r
+}
+
+// S02: files of the release before and after, and damage.
+func TestDecodeCheckpoint(t *testing.T) {
+	good, err := encodeCheckpoint("boot-1", sampleRecord())
+	if err != nil {
+		t.Fatal(err)
+	}
+	// What another release would write: fields that this one does not know, in its own form.
+	payload := []byte(`{ "future": {"x": 1}, "claims": {"uid-a": {"state": "PrepareStarted", "when": 3, "devices": [{"fabric": "0", "unit": "u", "pool": "", "entry": "", "lane": 2}]}} }`)
+	foreign := func(version int) []byte {
+		data, err := json.Marshal(map[string]any{"version": version, "bootID": "b", "mood": "good", "checksum": checksum(payload)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return append(append(bytes.TrimSuffix(data, []byte("}")), []byte(`,"payload":`)...), append(payload, '}')...)
+	}
+	for _, tc := range []struct {
+		name string
+		data []byte
+		want string
+	}{
+		{"own", good, ""},
+		{"unknown fields", foreign(1), ""},
+		{"next release", foreign(2), ""},
+		{"release after next", foreign(3), "version 3"},
+		{"version 0", foreign(0), "version 0"},
+		{"empty", nil, "unexpected end"},
+		{"zeros", make([]byte, 64), "invalid character"},
+		{"truncated", good[:len(good)/2], "unexpected end"},
+		{"one digit changed", bytes.Replace(good, []byte("a100-0"), []byte("a100-1"), 1), "checksum"},
+		{"no payload", []byte(`{"version":1}`), "checksum"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			_, r, err := decodeCheckpoint(tc.data)
+			if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+				t.Fatalf("error %v, want %q", err, tc.want)
+			}
+			if err == nil && len(r.Claims) != 1 {
+				t.Errorf("claims: %v", r.Claims)
+			}
+		})
+	}
+}
+
+func FuzzDecodeCheckpoint(f *testing.F) {
+	good, err := encodeCheckpoint("boot-1", sampleRecord())
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(good, false)
+	f.Add([]byte(`{"claims":{"u":{"state":"PrepareStarted","devices":[{"fabric":"0","unit":"u"}]}}}`), true)
+	f.Add([]byte(`{"claims":{"u":null}}`), true)
+	f.Fuzz(func(t *testing.T, data []byte, wrap bool) {
+		if wrap {
+			// Get past the checksum, or nothing behind it is ever reached.
+			data, err = json.Marshal(envelope{Version: 1, BootID: "b", Checksum: checksum(data), Payload: data})
+			if err != nil {
+				return
+			}
+		}
+		boot, r, err := decodeCheckpoint(data)
+		if err != nil {
+			return
+		}
+		again, err := encodeCheckpoint(boot, r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, r2, err := decodeCheckpoint(again); err != nil || !cmp.Equal(r, r2) {
+			t.Errorf("reads back as %v, %v\nwant %v", r2, err, r)
+		}
+	})
+}
+
+func TestDamagedCheckpointRebuilt(t *testing.T) {
+	for name, damage := range map[string]func(string) error{
+		"truncated": func(path string) error { return os.Truncate(path, 30) },
+		"empty":     func(path string) error { return os.Truncate(path, 0) },
+		"zeros":     func(path string) error { return os.WriteFile(path, make([]byte, 100), 0o600) },
+		"lost":      os.Remove,
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
+				p := w.known()
+				a, b, fled := w.claim("a", "a100-0"), w.claim("b", "a100-1-ready"), w.claim("fled", "a100-2-ready")
+				w.attach("a100-0", 0, a)
+				w.attach("a100-1", 1, nil)
+				w.attach("a100-2", 2, nil)
+				for _, c := range []*resourceapi.ResourceClaim{a, b, fled} {
+					mustPrepare(t, p, c)
+				}
+				specA := w.spec(a)
+				if err := damage(p.checkpoint.path()); err != nil {
+					t.Fatal(err)
+				}
+				w.apiDown = true
+				p = w.plugin()
+				if owners, known := p.PreparedBy("0", "a100-0"); known {
+					t.Errorf("PreparedBy = %v although the checkpoint is lost", owners)
+				}
+				// The kubelet goes on meanwhile; and the agent may be restarted meanwhile.
+				unprepare(t, p, fled)
+				p = w.plugin()
+				if _, known := p.PreparedBy("0", "a100-0"); known {
+					t.Error("a restart made it known")
+				}
+				if _, err := p.tidy(t.Context(), map[types.UID]*orphan{}); err == nil {
+					t.Error("rebuilt without the API server")
+				}
+				if w.spec(a) == "" {
+					t.Error("specs were removed while it is unknown whose they are")
+				}
+				w.apiDown = false
+				w.tidy(p)
+				for unit, want := range map[device.Unit][]types.UID{"a100-0": {"uid-a"}, "a100-1": {"uid-b"}, "a100-2": nil} {
+					if owners, known := p.PreparedBy("0", unit); !known || !cmp.Equal(owners, want) {
+						t.Errorf("PreparedBy(%s) = %v, %v; want %v", unit, owners, known, want)
+					}
+				}
+				mustPrepare(t, p, a)
+				if w.spec(a) != specA {
+					t.Errorf("spec before:\n%s\nafter:\n%s", specA, w.spec(a))
+				}
+				unprepare(t, p, a)
+				unprepare(t, p, b)
+				w.tidy(p)
+				want := []string(nil)
+				files := []string{checkpointFile}
+				if name != "lost" {
+					want = []string{"checkpoint.json.damaged-1"}
+					files = append(files, want...)
+				}
+				if diff := cmp.Diff(want, w.damaged); diff != "" {
+					t.Errorf("warnings (-want +got):\n%s", diff)
+				}
+				if diff := cmp.Diff(files, w.files()); diff != "" {
+					t.Errorf("files (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+// A rebuilt entry may be of a running container: a failing Prepare of the same claim must not drop it.
+func TestRebuiltEntrySurvivesFailedPrepare(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		c := w.claim("c", "a100-0")
+		w.attach("a100-0", 0, c)
+		p := w.known()
+		delete(w.gpus, uuidOf(0))
+		if _, err := prepare(t.Context(), t, p, c); err == nil {
+			t.Fatal("prepared without its GPU")
+		}
+		if owners, known := p.PreparedBy("0", "a100-0"); !known || len(owners) != 1 {
+			t.Errorf("PreparedBy = %v, %v", owners, known)
+		}
+	})
+}
+
+func TestDamagedFilesAreBounded(t *testing.T) {
+	w := newWorld(t)
+	p := w.known()
+	for range mostDamaged + 3 {
+		if err := os.WriteFile(p.checkpoint.path(), []byte("x"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		w.tidy(p)
+	}
+	kept, err := filepath.Glob(p.checkpoint.path() + ".damaged-*")
+	if err != nil || len(kept) != mostDamaged {
+		t.Errorf("kept %v, %v", kept, err)
+	}
+}
+
+func TestCheckpointLock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.known()
+		mine := newCheckpoint(w.dataDir, "boot-1", clock.RealClock{}, (*worldObserver)(w))
+		theirs := newCheckpoint(w.dataDir, "boot-1", clock.RealClock{}, (*worldObserver)(w))
+		unlock, err := theirs.lock(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err = mine.update(t.Context(), func(*record) (bool, error) { return false, nil }); err == nil {
+			t.Fatal("two hold the lock")
+		}
+		time.AfterFunc(time.Second, unlock)
+		if err = mine.update(t.Context(), func(*record) (bool, error) { return false, nil }); err != nil {
+			t.Error(err)
+		}
+	})
+}
