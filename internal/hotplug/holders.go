@@ -348,11 +348,11 @@ func (p *PCI) writerOf(ctx context.Context, file string) (int, error) {
 	}
 	writer := 0
 	err = forEachProcess(ctx, filepath.Join(p.root, "proc"), func(dir string, pid int) error {
-		has, err := hasOpen(dir, filepath.Base(file), info)
+		has, failure := hasOpen(dir, filepath.Base(file), info)
 		if has {
 			writer = pid
 		}
-		return err
+		return failure
 	})
 	return writer, err
 }
