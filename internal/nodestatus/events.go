@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nodestatus
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/events"
+
+	"github.com/cohdi/cohdi-agent/internal/device"
+)
+
+// Reasons of events. Alerts and scripts match them: they are API.
+const (
+	ReasonAttaching    = "GPUAttaching"
+	ReasonAttached     = "GPUAttached"
+	ReasonAttachFailed = "GPUAttachFailed"
+	ReasonFailed       = "GPUFailed"
+	ReasonIdle         = "GPUIdle"
+	ReasonHeld         = "GPUHeld"
+	ReasonReleasing    = "GPUReleasing"
+	ReasonReturned     = "GPUReturned"
+	ReasonRefused      = "GPURefused"
+	ReasonLost         = "GPULost"
+	ReasonConflict     = "GPUConflict"
+)
+
+// What was done when the event happened; the API wants a word for it.
+const (
+	actionAttach  = "Attach"
+	actionRelease = "Release"
+	actionObserve = "Observe"
+)
+
+// longestNote is the API's limit.
+const longestNote = 1024
+
+// Pod names a Pod that an event is about.
+type Pod struct {
+	Namespace, Name, UID string
+}
+
+// Events records what happened to units where people look for it. Equal ones in a row are counted by the
+// API machinery, so the notes say nothing that changes from one to the next.
+type Events struct {
+	recorder events.EventRecorder
+	node     corev1.ObjectReference
+}
+
+// StartRecorder sends events to the API server until ctx ends. It never blocks its callers: what cannot be
+// sent is dropped.
+func StartRecorder(ctx context.Context, client kubernetes.Interface) (events.EventRecorder, error) {
+	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: client.EventsV1()})
+	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
+		return nil, fmt.Errorf("start recording events: %w", err)
+	}
+	context.AfterFunc(ctx, broadcaster.Shutdown)
+	return broadcaster.NewRecorder(scheme.Scheme, device.Driver), nil
+}
+
+// NewEvents returns Events of the agent on a Node.
+func NewEvents(recorder events.EventRecorder, node string, uid types.UID) *Events {
+	return &Events{recorder: recorder, node: corev1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: node, UID: uid}}
+}
+
+// event is one line to be told.
+type event struct {
+	onClaim              bool // else on the Node
+	warning              bool
+	reason, action, note string
+}
+
+// Stored tells what the holder's write of a lease means.
+func (e *Events) Stored(before, after device.Lease) {
+	for _, ev := range changes(before, after) {
+		claim := after.Attempt
+		if claim.IsZero() {
+			claim = before.Attempt
+		}
+		e.record(ev, claim)
+	}
+}
+
+// Deleted tells that a unit is back in the pool.
+func (e *Events) Deleted(l device.Lease) {
+	e.record(event{
+		reason: ReasonReturned, action: actionRelease,
+		note: fmt.Sprintf("GPU %s (%s) is back in the pool of fabric %s", l.Unit, l.Model, l.Fabric),
+	}, device.Attempt{})
+}
+
+// changes returns what a person should hear of a lease that was written anew.
+func changes(before, after device.Lease) []event {
+	var all []event
+	add := func(onClaim, warning bool, reason, action, note string, args ...any) {
+		all = append(all, event{onClaim, warning, reason, action, fmt.Sprintf(note, args...)})
+	}
+	claimed := !after.Attempt.IsZero()
+	switch {
+	case before.Phase == after.Phase:
+	case after.Phase == device.Attaching && claimed:
+		add(true, false, ReasonAttaching, actionAttach, "attaching a GPU (%s, unit %s) to node %s", after.Model, after.Unit, after.Node)
+	case after.Phase == device.Attached && before.Phase != device.Releasing:
+		where := fmt.Sprintf("GPU %s (%s) is attached at %s as %s", after.Unit, after.Model, after.PCI, after.UUID)
+		if claimed {
+			add(true, false, ReasonAttached, actionAttach, "%s on node %s", where, after.Node)
+			where += " for claim " + after.Attempt.Claim()
+		}
+		add(false, false, ReasonAttached, actionAttach, "%s", where)
+	case after.Phase == device.Attached:
+		add(false, false, ReasonAttached, actionObserve, "GPU %s (%s) stays: it is wanted here again", after.Unit, after.Model)
+	case after.Phase == device.Failed:
+		if claimed && before.Phase != device.Attached && before.Phase != device.Releasing {
+			add(true, true, ReasonAttachFailed, actionAttach, "attach of GPU %s (%s) to node %s: %s: %s",
+				after.Unit, after.Model, after.Node, after.Failure.Reason, after.Failure.Message)
+		}
+		add(false, true, ReasonFailed, actionObserve, "GPU %s (%s), %s: %s: %s", after.Unit, after.Model,
+			strings.ToLower(string(before.Phase)), after.Failure.Reason, after.Failure.Message)
+	case after.Phase == device.Releasing:
+		add(false, false, ReasonReleasing, actionRelease, "GPU %s (%s) goes back to the pool", after.Unit, after.Model)
+	}
+	if !before.Idle() && after.Idle() {
+		add(false, false, ReasonIdle, actionObserve, "GPU %s (%s) is idle: any Pod on this node can have it at once", after.Unit, after.Model)
+	}
+	if after.HeldBy != "" && before.HeldBy != after.HeldBy {
+		add(false, true, ReasonHeld, actionObserve, "GPU %s (%s) has no claim but is held open by %s", after.Unit, after.Model, after.HeldBy)
+	}
+	return all
+}
+
+// Refused tells a claim, and the Pods that wait for it, that the leader took an allocation back.
+func (e *Events) Refused(attempts []device.Attempt, pods []Pod, reason, message string) {
+	for _, a := range attempts {
+		e.record(event{onClaim: true, warning: true, reason: ReasonRefused, action: actionAttach, note: reason + ": " + message}, a)
+	}
+	for _, p := range pods {
+		e.pod(p, ReasonRefused, actionAttach, reason+": "+message)
+	}
+}
+
+// Lost tells that a GPU vanished under the Pods that use it.
+func (e *Events) Lost(l device.Lease, pods []Pod, why string) {
+	note := fmt.Sprintf("GPU %s (%s) vanished from node %s: %s", l.Unit, l.Model, l.Node, why)
+	e.record(event{warning: true, reason: ReasonLost, action: actionObserve, note: note}, device.Attempt{})
+	if !l.Attempt.IsZero() {
+		e.record(event{onClaim: true, warning: true, reason: ReasonLost, action: actionObserve, note: note}, l.Attempt)
+	}
+	for _, p := range pods {
+		e.pod(p, ReasonLost, actionObserve, note)
+	}
+}
+
+// Conflict tells the Node that somebody else advertises its GPUs.
+func (e *Events) Conflict(found []Advertiser) {
+	if c := ConflictCondition(found); c.Status == corev1.ConditionTrue {
+		e.record(event{warning: true, reason: ReasonConflict, action: actionObserve, note: c.Message}, device.Attempt{})
+	}
+}
+
+func (e *Events) record(ev event, claim device.Attempt) {
+	kind := corev1.EventTypeNormal
+	if ev.warning {
+		kind = corev1.EventTypeWarning
+	}
+	node := e.node
+	if !ev.onClaim {
+		e.recorder.Eventf(&node, nil, kind, ev.reason, ev.action, "%s", cut(ev.note))
+		return
+	}
+	on := &corev1.ObjectReference{
+		Kind: "ResourceClaim", APIVersion: "resource.k8s.io/v1",
+		Namespace: claim.Namespace, Name: claim.Name, UID: types.UID(claim.UID),
+	}
+	e.recorder.Eventf(on, &node, kind, ev.reason, ev.action, "%s", cut(ev.note))
+}
+
+func (e *Events) pod(p Pod, reason, action, note string) {
+	node := e.node
+	on := &corev1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: p.Namespace, Name: p.Name, UID: types.UID(p.UID)}
+	e.recorder.Eventf(on, &node, corev1.EventTypeWarning, reason, action, "%s", cut(note))
+}
+
+// cut keeps a note within the API's limit.
+func cut(note string) string {
+	if len(note) <= longestNote {
+		return note
+	}
+	return strings.ToValidUTF8(note[:longestNote-3], "") + "..."
+}

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nodestatus
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/cohdi/cohdi-agent/internal/device"
+)
+
+// recorder writes down what is recorded.
+type recorder struct{ lines []string }
+
+func (r *recorder) Eventf(regarding, _ runtime.Object, eventtype, reason, action, note string, args ...any) {
+	on := regarding.(*corev1.ObjectReference)
+	name := on.Name
+	if on.Namespace != "" {
+		name = on.Namespace + "/" + name
+	}
+	r.lines = append(r.lines, fmt.Sprintf("%s %s: %s %s %s: %s", on.Kind, name, eventtype, action, reason, fmt.Sprintf(note, args...)))
+}
+
+func TestStored(t *testing.T) {
+	claim := device.Attempt{Namespace: "ns", Name: "c1", UID: "u", AllocatedAt: "t", Node: "n1", Pool: "fabric-f1", Entry: "a100-0"}
+	base := device.Lease{Fabric: "f1", Unit: "a100-0", Model: "a100", Node: "n1", Phase: device.Assigned, Attempt: claim}
+	with := func(change func(*device.Lease)) device.Lease {
+		l := base
+		change(&l)
+		return l
+	}
+	attached := with(func(l *device.Lease) {
+		l.Phase, l.PCI, l.UUID = device.Attached, device.PCIAddress{Bus: 0x3b}, "GPU-1"
+	})
+	idle := attached
+	idle.Attempt, idle.IdleSince = device.Attempt{}, time.Unix(1, 0)
+	failed := with(func(l *device.Lease) {
+		l.Phase, l.Failure = device.Failed, device.Failure{Reason: "NoCapacity", Message: "the manager says none is free"}
+	})
+	for _, tt := range []struct {
+		name          string
+		before, after device.Lease
+		want          []string
+	}{
+		{"nothing", base, base, nil},
+		{"attaching", base, with(func(l *device.Lease) { l.Phase = device.Attaching }), []string{
+			"ResourceClaim ns/c1: Normal Attach GPUAttaching: attaching a GPU (a100, unit a100-0) to node n1",
+		}},
+		{"attached", with(func(l *device.Lease) { l.Phase = device.Attaching }), attached, []string{
+			"ResourceClaim ns/c1: Normal Attach GPUAttached: GPU a100-0 (a100) is attached at 0000:3b:00.0 as GPU-1 on node n1",
+			"Node n1: Normal Attach GPUAttached: GPU a100-0 (a100) is attached at 0000:3b:00.0 as GPU-1 for claim ns/c1",
+		}},
+		{"failed", with(func(l *device.Lease) { l.Phase = device.Attaching }), failed, []string{
+			"ResourceClaim ns/c1: Warning Attach GPUAttachFailed: attach of GPU a100-0 (a100) to node n1: NoCapacity: the manager says none is free",
+			"Node n1: Warning Observe GPUFailed: GPU a100-0 (a100), attaching: NoCapacity: the manager says none is free",
+		}},
+		{"idle", attached, idle, []string{"Node n1: Normal Observe GPUIdle: GPU a100-0 (a100) is idle: any Pod on this node can have it at once"}},
+		{"still idle", idle, idle, nil},
+		{"releasing", idle, func() device.Lease { l := idle; l.Phase = device.Releasing; return l }(), []string{
+			"Node n1: Normal Release GPUReleasing: GPU a100-0 (a100) goes back to the pool",
+		}},
+		{"wanted again", func() device.Lease { l := idle; l.Phase = device.Releasing; return l }(), attached, []string{
+			"Node n1: Normal Observe GPUAttached: GPU a100-0 (a100) stays: it is wanted here again",
+		}},
+		{"held", attached, func() device.Lease { l := attached; l.Attempt, l.HeldBy = device.Attempt{}, "dcgm (pid 7)"; return l }(), []string{
+			"Node n1: Warning Observe GPUHeld: GPU a100-0 (a100) has no claim but is held open by dcgm (pid 7)",
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := &recorder{}
+			NewEvents(r, "n1", "uid-1").Stored(tt.before, tt.after)
+			if diff := cmp.Diff(tt.want, r.lines); diff != "" {
+				t.Errorf("events (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestOtherEvents(t *testing.T) {
+	claim := device.Attempt{Namespace: "ns", Name: "c1", UID: "u"}
+	l := device.Lease{Fabric: "f1", Unit: "a100-0", Model: "a100", Node: "n1", Attempt: claim}
+	pods := []Pod{{"ns", "p1", "pu"}}
+	r := &recorder{}
+	e := NewEvents(r, "n1", "uid-1")
+	e.Deleted(l)
+	e.Refused([]device.Attempt{claim}, pods, "NoCapacity", strings.Repeat("x", 2000))
+	e.Lost(l, pods, "the link is down")
+	e.Conflict(nil)
+	e.Conflict([]Advertiser{{Name: "nvidia.com/gpu", Devices: 8}})
+	long := "NoCapacity: " + strings.Repeat("x", longestNote-len("NoCapacity: ")-3) + "..."
+	want := []string{
+		"Node n1: Normal Release GPUReturned: GPU a100-0 (a100) is back in the pool of fabric f1",
+		"ResourceClaim ns/c1: Warning Attach GPURefused: " + long,
+		"Pod ns/p1: Warning Attach GPURefused: " + long,
+		"Node n1: Warning Observe GPULost: GPU a100-0 (a100) vanished from node n1: the link is down",
+		"ResourceClaim ns/c1: Warning Observe GPULost: GPU a100-0 (a100) vanished from node n1: the link is down",
+		"Pod ns/p1: Warning Observe GPULost: GPU a100-0 (a100) vanished from node n1: the link is down",
+		"Node n1: Warning Observe GPUConflict: " + ConflictCondition([]Advertiser{{Name: "nvidia.com/gpu", Devices: 8}}).Message,
+	}
+	if diff := cmp.Diff(want, r.lines); diff != "" {
+		t.Errorf("events (-want +got):\n%s", diff)
+	}
+}
+
+// TestStartRecorder: an event reaches the API server, on the right object.
+func TestStartRecorder(t *testing.T) {
+	c := fake.NewClientset()
+	sent := make(chan *eventsv1.Event, 1)
+	c.PrependReactor("create", "events", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		ev := a.(clienttesting.CreateAction).GetObject().(*eventsv1.Event)
+		sent <- ev
+		return true, ev, nil
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	rec, err := StartRecorder(ctx, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	NewEvents(rec, "n1", "uid-1").Refused([]device.Attempt{{Namespace: "ns", Name: "c1", UID: "u"}}, nil, "NoCapacity", "100% used")
+	ev := <-sent
+	if ev.Regarding.Kind != "ResourceClaim" || ev.Regarding.APIVersion != "resource.k8s.io/v1" || ev.Namespace != "ns" ||
+		ev.Related.Name != "n1" || ev.Note != "NoCapacity: 100% used" || ev.ReportingController != device.Driver || ev.Action == "" {
+		t.Errorf("event %+v", ev)
+	}
+}
