@@ -57,6 +57,8 @@ type Store struct {
 	handler  cache.ResourceEventHandlerRegistration
 	// overlay holds our own writes until the informer has caught up with them.
 	overlay *overlay
+	// label and value select the leases.
+	label, value string
 	// what says whose leases these are, for errors.
 	what string
 }
@@ -84,6 +86,8 @@ func newStore(label, value, what string, o Options) (*Store, error) {
 		changed:  o.Changed,
 		informer: factory.Coordination().V1().Leases().Informer(),
 		overlay:  newOverlay(o.Clock),
+		label:    label,
+		value:    value,
 		what:     what,
 	}
 	handler, err := s.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/cohdi/cohdi-agent/internal/attach"
+	"github.com/cohdi/cohdi-agent/internal/device"
+	"github.com/cohdi/cohdi-agent/internal/hotplug"
+	"github.com/cohdi/cohdi-agent/internal/node"
+	"github.com/cohdi/cohdi-agent/internal/nvml"
+)
+
+// host joins the kernel's and the driver's view of this machine into the node loop's Host.
+type host struct {
+	pci    *hotplug.PCI
+	driver *nvml.Driver
+}
+
+var _ node.Host = (*host)(nil)
+
+// Observe lists the GPUs on the bus and those that NVML shows. A driver that does not answer is part of
+// what is seen, not an error.
+func (h *host) Observe(ctx context.Context) (node.Sight, error) {
+	bus, err := h.pci.Snapshot(ctx)
+	if err != nil {
+		return node.Sight{}, err
+	}
+	var sight node.Sight
+	at := make([]device.PCIAddress, 0, len(bus))
+	for _, f := range bus {
+		sight.Bus = append(sight.Bus, attach.Function{Address: f.Address, Driver: f.Driver, Problem: f.Problem})
+		at = append(at, f.Address)
+	}
+	if len(at) == 0 {
+		return sight, nil // nothing to ask the driver about
+	}
+	gpus, err := h.driver.Inventory(ctx, at...)
+	if err != nil {
+		sight.NVMLState = err.Error()
+		return sight, nil
+	}
+	for _, g := range gpus {
+		if g.Problem == nil {
+			sight.NVML = append(sight.NVML, attach.GPU{Address: g.PCI, UUID: g.UUID, Draining: g.Draining})
+		}
+	}
+	return sight, nil
+}
+
+// Rescan looks at the whole bus: which port a fabric uses for the next device is not known before.
+func (h *host) Rescan(ctx context.Context) error {
+	_, err := h.pci.Rescan(ctx, hotplug.Hint{})
+	return err
+}
+
+func (h *host) Bind(ctx context.Context, a device.PCIAddress) error { return h.pci.Bind(ctx, a) }
+
+// Discover makes NVML see what is on the bus, and looks for a driver that was installed meanwhile.
+func (h *host) Discover(ctx context.Context) error {
+	if st := h.driver.Refresh(ctx); st.State != nvml.StateReady {
+		return errors.New(st.Reason)
+	}
+	return h.driver.Rediscover(ctx)
+}
+
+// Drain makes the driver let the GPU go. A driver that cannot drain, or does not have the GPU, is no
+// obstacle: the bus is next.
+func (h *host) Drain(ctx context.Context, a device.PCIAddress) error {
+	err := h.driver.Drain(ctx, a)
+	if errors.Is(err, nvml.ErrNotFound) || errors.Is(err, nvml.ErrUnsupported) {
+		return nil
+	}
+	return err
+}
+
+func (h *host) Undrain(ctx context.Context, a device.PCIAddress) error {
+	return h.driver.Undrain(ctx, a)
+}
+
+// Remove takes the GPU off the bus: through the driver, which knows best how, or through sysfs where the
+// driver cannot, as in virtual machines.
+func (h *host) Remove(ctx context.Context, a device.PCIAddress) error {
+	err := h.driver.Remove(ctx, a)
+	if err != nil && !errors.Is(err, nvml.ErrUnsupported) && !errors.Is(err, nvml.ErrNotFound) &&
+		!errors.Is(err, nvml.ErrNoLibrary) && !errors.Is(err, nvml.ErrDriverNotLoaded) {
+		return err
+	}
+	if err := h.pci.Remove(ctx, a); err != nil { // sysfs has the last word
+		return err
+	}
+	h.driver.Removed(a)
+	return nil
+}
+
+// Holders are the processes that have the GPU's device node open, other than this one, which holds it
+// through NVML and lets go when it drains.
+func (h *host) Holders(ctx context.Context, a device.PCIAddress) ([]string, error) {
+	gpus, err := h.driver.Inventory(ctx, a)
+	if err != nil {
+		return nil, fmt.Errorf("which device node belongs to %s is not known: %w", a, err)
+	}
+	var who []string
+	for _, g := range gpus {
+		if g.PCI != a {
+			continue
+		}
+		number, err := h.pci.DeviceNode(g.Minor)
+		if errors.Is(err, os.ErrNotExist) {
+			continue // no node, nobody can have it open
+		}
+		if err != nil {
+			return nil, err
+		}
+		holders, err := h.pci.Holders(ctx, number)
+		if err != nil {
+			return nil, err
+		}
+		for _, p := range holders[number] {
+			if p.PID != os.Getpid() {
+				who = append(who, p.String())
+			}
+		}
+	}
+	return who, nil
+}

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-agent/internal/config"
+	"github.com/cohdi/cohdi-agent/internal/attach"
+	"github.com/cohdi/cohdi-agent/internal/claim"
+	"github.com/cohdi/cohdi-agent/internal/device"
+	"github.com/cohdi/cohdi-agent/internal/leader"
+	"github.com/cohdi/cohdi-agent/internal/lease"
+	"github.com/cohdi/cohdi-agent/internal/node"
+	"github.com/cohdi/cohdi-agent/internal/nodestatus"
+	"github.com/cohdi/cohdi-agent/internal/pool"
+	"github.com/cohdi/cohdi-agent/internal/publish"
+)
+
+// What is not worth a setting: each is short against what it bounds or waits for.
+const (
+	// appear is how long the kernel gets to show a device by itself: a link that comes up takes 1 to 2 s.
+	appear = 3 * time.Second
+	// look, retry, busy and hold pace what does not announce itself.
+	look  = time.Second
+	retry = 500 * time.Millisecond
+	busy  = 5 * time.Second
+	hold  = 10 * time.Second
+	// freshFor is how long a list of the fabric counts as what is there now.
+	freshFor = 5 * time.Second
+	// callDeadline is above what the managers' clients allow themselves.
+	callDeadline  = 200 * time.Second
+	localDeadline = 40 * time.Second
+	writeDeadline = 10 * time.Second
+	countPause    = time.Second
+	debounce      = 20 * time.Millisecond
+)
+
+func (m *membership) nodeConfig(at seat, f config.Fabric) node.Config {
+	models := m.managers[f.ID].models
+	return node.Config{
+		Node: m.a.o.node, NodeUID: at.nodeUID, Machine: at.machine, Fabric: f.ID,
+		Settings: attach.Settings{
+			Deadline: m.cfg.Timings.AttachDeadline, Settle: f.Settle, Look: look, Appear: appear, Retry: retry,
+			Busy: busy, Hold: hold, RetryAfter: m.cfg.Timings.RetryAfter,
+		},
+		FreshFor: freshFor, Resync: m.cfg.Timings.NodeList, CallDeadline: callDeadline, LocalDeadline: localDeadline,
+		Leases: m.a.leases, Manager: managerOfNode{m.managers[f.ID]}, Host: m.a.host,
+		Claims: claim.New(claim.Options{Client: m.a.client, Clock: m.a.clock}), Prepared: &prepared{m.a.plugin}, Observer: m.a.obs,
+		Model: func(name device.Model) string { return models[name] }, Clock: m.a.clock,
+	}
+}
+
+// term runs this agent's part in the election of its fabric, and leads while it is elected.
+type term struct {
+	m      *membership
+	fabric config.Fabric
+	seat   seat
+
+	mu       sync.Mutex // guards the following
+	election *lease.Election
+	loop     *leader.Loop
+	dropped  []string
+}
+
+func (t *term) run(ctx context.Context) error {
+	election, err := lease.NewElection(lease.ElectionOptions{
+		Client: t.m.a.client, Clock: t.m.a.clock, Fabric: t.fabric.ID, Node: t.m.a.o.node, PodUID: t.m.a.o.podUID,
+	})
+	if err != nil {
+		return err
+	}
+	t.mu.Lock()
+	t.election = election
+	t.mu.Unlock()
+	election.Run(ctx, func(ctx context.Context) {
+		log := klog.FromContext(ctx)
+		log.Info("This agent leads the fabric")
+		t.m.a.metrics.SetLeader(t.fabric.ID, true)
+		defer t.m.a.metrics.SetLeader(t.fabric.ID, false)
+		if err := t.lead(ctx); err != nil && ctx.Err() == nil {
+			log.Error(err, "The fabric cannot be led; leadership is given up")
+			t.m.a.fail(err)
+		}
+		log.Info("This agent leads the fabric no more")
+	})
+	return nil
+}
+
+// poke makes the leader's loop look again, if there is one.
+func (t *term) poke() {
+	t.mu.Lock()
+	loop := t.loop
+	t.mu.Unlock()
+	if loop != nil {
+		loop.Poke()
+	}
+}
+
+func (t *term) models() []pool.Model {
+	all := make([]pool.Model, 0, len(t.fabric.Models))
+	for _, m := range t.fabric.Models {
+		all = append(all, pool.Model{Name: m.Name, Attributes: m.Attributes, Max: m.MaxPerNode})
+	}
+	return all
+}
+
+func (t *term) modelNames() []device.Model {
+	all := make([]device.Model, 0, len(t.fabric.Models))
+	for _, m := range t.fabric.Models {
+		all = append(all, m.Name)
+	}
+	return all
+}
+
+// lead runs the fabric's policy until ctx ends. Everything it watches is watched only while it leads.
+func (t *term) lead(ctx context.Context) error {
+	a := t.m.a
+	leases, err := lease.NewFabricStore(t.fabric.ID, lease.Options{Client: a.client, Clock: a.clock, Changed: func(string) { t.poke() }})
+	if err != nil {
+		return err
+	}
+	machine := func(n *corev1.Node) (device.Machine, error) { return machineOf(n, t.m.cfg.Machines) }
+	members, err := nodestatus.NewMembers(a.client, machine, t.modelNames, t.poke)
+	if err != nil {
+		return err
+	}
+	claims := claim.Options{Client: a.client, Clock: a.clock}
+	demands, err := claim.NewWatch(t.fabric.ID, claims, func(string) { t.poke() })
+	if err != nil {
+		return err
+	}
+	publisher, err := publish.New(publish.Options{Client: a.client, Fabric: t.fabric.ID, Clock: a.clock, Changed: t.poke, Dropped: t.drop})
+	if err != nil {
+		return err
+	}
+	loop := leader.New(leader.Config{
+		Fabric: t.fabric.ID, Models: t.models,
+		Settings: pool.Settings{
+			CoolDown: t.m.cfg.Timings.CoolDown, ReadySettle: t.m.cfg.Timings.ReadySettle,
+			AgentAway: t.m.cfg.Timings.AgentAway, AttachDeadline: t.m.cfg.Timings.AttachDeadline,
+		},
+		CountEvery: t.m.cfg.Timings.LeaderList, CountPause: countPause, Debounce: debounce, Retry: retry,
+		CallDeadline: callDeadline, WriteDeadline: writeDeadline,
+		Leases: leases, Claims: leaderClaims{claim.New(claims), demands}, Nodes: members, Publisher: publisher,
+		Manager: managerOfFabric{t.m.managers[t.fabric.ID]}, Election: t.election, Observer: &leaderObserver{a.obs, t.fabric.ID}, Clock: a.clock,
+	})
+	var all sync.WaitGroup
+	defer all.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	all.Go(func() { leases.Run(ctx) })
+	all.Go(func() { members.Run(ctx) })
+	all.Go(func() { demands.Run(ctx) })
+	all.Go(func() {
+		if err := publisher.Run(ctx); err != nil && ctx.Err() == nil {
+			a.fail(err)
+		}
+	})
+	if err := t.sync(ctx, leases, members, demands); err != nil {
+		return err
+	}
+	t.setLoop(loop)
+	defer t.setLoop(nil)
+	loop.Run(ctx)
+	return nil
+}
+
+func (t *term) setLoop(l *leader.Loop) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.loop = l
+}
+
+// sync waits until everything shows at least what there was when the term began: a leader that knows only
+// half of the claims would take devices from the other half.
+func (t *term) sync(ctx context.Context, leases *lease.Store, members *nodestatus.Members, demands *claim.Watch) error {
+	for !leases.HasSynced() || !demands.HasSynced() {
+		timer := t.m.a.clock.NewTimer(50 * time.Millisecond)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return ctx.Err()
+		case <-timer.C():
+		}
+	}
+	return members.WaitForSync(ctx)
+}
+
+// drop hears that the API server lacks a feature that the offers need.
+func (t *term) drop(features []string) {
+	t.mu.Lock()
+	t.dropped = features
+	t.mu.Unlock()
+	t.m.tellFabric()
+}
+
+// leaderClaims are the fabric's claims as the leader needs them: watched, and read live.
+type leaderClaims struct {
+	*claim.Claims
+	*claim.Watch
+}
+
+// trouble says what keeps the leader from offering anything.
+func (t *term) trouble() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.dropped) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("the API server dropped fields of the offers: its feature gates %v are off; nothing is offered until they are on and the agents are restarted", t.dropped)
+}

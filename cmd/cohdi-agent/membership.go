@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-agent/internal/config"
+	"github.com/cohdi/cohdi-agent/internal/device"
+	"github.com/cohdi/cohdi-agent/internal/fabric/fm"
+	"github.com/cohdi/cohdi-agent/internal/metrics"
+	"github.com/cohdi/cohdi-agent/internal/node"
+	"github.com/cohdi/cohdi-agent/internal/nodestatus"
+)
+
+// retryMembership is how long to wait before the managers are asked again whose machine this is.
+const retryMembership = 30 * time.Second
+
+// seat is this node's place: the fabric that it belongs to and its machine there.
+type seat struct {
+	fabric  device.FabricID
+	machine device.Machine
+	nodeUID string
+}
+
+// membership finds out where this node belongs and runs its loops there.
+type membership struct {
+	a        *agent
+	cfg      config.Config
+	managers map[device.FabricID]*manager
+	look     chan struct{}
+
+	mu   sync.Mutex // guards the following
+	loop *node.Loop
+	seat seat
+	term *term
+	// why says, in a word and a sentence, why the node is in no fabric.
+	why, whyNot string
+}
+
+func newMembership(a *agent, cfg config.Config) (*membership, error) {
+	m := &membership{a: a, cfg: cfg, managers: map[device.FabricID]*manager{}, look: make(chan struct{}, 1)}
+	for i := range cfg.Fabrics {
+		f := &cfg.Fabrics[i]
+		client, err := fm.New(fm.Config{
+			Endpoint: f.Endpoint, Tenant: f.Tenant, FabricID: f.ManagerFabric, Credentials: f.Credentials, Clock: a.clock,
+			Observe: func(op string, status int, took time.Duration) {
+				if op == "login" {
+					a.metrics.Requested(f.ID, "Login", took, loginFault(status))
+				}
+			},
+		})
+		if err != nil {
+			return nil, usageError{fmt.Errorf("fabric %s: %w", f.ID, err)}
+		}
+		m.managers[f.ID] = &manager{
+			Manager: client, clock: a.clock, models: f.FabricModels(), answered: m.tellFabric,
+			timed: func(op metrics.Operation, took time.Duration, err error) {
+				a.metrics.Requested(f.ID, op, took, faultOf(err))
+			},
+		}
+	}
+	a.watch.OnChange(m.lookAgain)
+	return m, nil
+}
+
+// lookAgain asks for the membership to be found anew.
+func (m *membership) lookAgain() {
+	select {
+	case m.look <- struct{}{}:
+	default:
+	}
+}
+
+// poke makes the node loop look again, if there is one.
+func (m *membership) poke() {
+	m.mu.Lock()
+	loop := m.loop
+	m.mu.Unlock()
+	if loop != nil {
+		loop.Poke()
+	}
+}
+
+// run keeps the loops of the present seat running until ctx ends.
+func (m *membership) run(ctx context.Context) {
+	stop := func() {}
+	defer func() { stop() }()
+	for {
+		at, known := m.find(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if known && at != m.present() {
+			stop()
+			stop = m.sit(ctx, at)
+		}
+		m.tellFabric()
+		pause := m.cfg.Timings.NodeList
+		if !known || at == (seat{}) {
+			pause = retryMembership
+		}
+		timer := m.a.clock.NewTimer(pause + rand.N(pause/10)) //nolint:gosec // jitter
+		select {
+		case <-ctx.Done():
+		case <-m.look:
+		case <-timer.C():
+		}
+		timer.Stop()
+	}
+}
+
+func (m *membership) present() seat {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.seat
+}
+
+// find asks whose machine this node is. known is false where a manager could not be asked: the node then
+// stays where it is, or where its label says.
+func (m *membership) find(ctx context.Context) (at seat, known bool) { //nolint:funlen // one decision
+	self, err := m.a.watch.Node(m.a.o.node)
+	if err != nil {
+		m.because("NodeUnknown", "the Node of this agent cannot be read: "+err.Error())
+		return seat{}, false
+	}
+	machine, err := machineOf(self, m.cfg.Machines)
+	if err != nil {
+		m.because("MachineUnknown", err.Error())
+		return seat{}, true
+	}
+	here := m.present()
+	if here.machine == machine && here.nodeUID == string(self.UID) {
+		return here, true // a machine does not change its fabric while it runs
+	}
+	asked := true
+	for id, manager := range m.managers {
+		if f, _ := m.cfg.Fabric(id); !f.Selects(self.Labels) {
+			continue
+		}
+		call, cancel := context.WithTimeout(ctx, time.Minute)
+		has, err := manager.has(call, machine)
+		cancel()
+		switch {
+		case err != nil && self.Labels[device.LabelFabric] == string(id):
+			return seat{fabric: id, machine: machine, nodeUID: string(self.UID)}, true
+		case err != nil:
+			asked = false
+		case has:
+			return seat{fabric: id, machine: machine, nodeUID: string(self.UID)}, true
+		}
+	}
+	if !asked {
+		m.because("Unreachable", "not every fabric manager could be asked whether it has machine "+string(machine))
+		return seat{}, false
+	}
+	m.because("NotInFabric", fmt.Sprintf("no configured fabric manager has machine %s", machine))
+	return seat{}, true
+}
+
+func (m *membership) because(why, whyNot string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.why, m.whyNot = why, whyNot
+}
+
+// machineOf tells which machine a Node is: by its provider id, else its annotation, else the configuration.
+func machineOf(n *corev1.Node, configured map[string]device.Machine) (device.Machine, error) {
+	if m, err := device.MachineOfProviderID(n.Spec.ProviderID); err == nil {
+		return m, nil
+	}
+	if text, ok := n.Annotations[device.AnnotationMachine]; ok {
+		m, err := device.ParseMachine(text)
+		if err != nil {
+			return "", fmt.Errorf("annotation %s: %w", device.AnnotationMachine, err)
+		}
+		return m, nil
+	}
+	if m, ok := configured[n.Name]; ok {
+		return m, nil
+	}
+	return "", fmt.Errorf("the machine of this node is not known: its provider id %q is none, it has no annotation %s, and the configuration's machines do not name it", n.Spec.ProviderID, device.AnnotationMachine)
+}
+
+// sit starts the loops of a seat; the returned function ends them and waits for that.
+func (m *membership) sit(ctx context.Context, at seat) func() {
+	m.mu.Lock()
+	m.seat, m.loop, m.term = at, nil, nil
+	m.mu.Unlock()
+	m.a.status.SetFabric(at.fabric)
+	if at.fabric == "" {
+		return func() {}
+	}
+	log := klog.FromContext(ctx).WithValues("fabric", at.fabric)
+	log.Info("This node is a member of a fabric", "machine", at.machine)
+	ctx, cancel := context.WithCancel(klog.NewContext(ctx, log))
+	f, _ := m.cfg.Fabric(at.fabric)
+	loop := node.New(m.nodeConfig(at, f))
+	term := &term{m: m, fabric: f, seat: at}
+	m.mu.Lock()
+	m.loop, m.term = loop, term
+	m.mu.Unlock()
+	var all sync.WaitGroup
+	all.Go(func() { loop.Run(ctx) })
+	all.Go(func() {
+		if err := term.run(ctx); err != nil && ctx.Err() == nil {
+			m.a.fail(err)
+		}
+	})
+	return func() { cancel(); all.Wait() }
+}
+
+// tellFabric says on the Node whether this node can work with its fabric manager.
+func (m *membership) tellFabric() {
+	if len(m.cfg.Fabrics) == 0 {
+		return
+	}
+	m.a.status.SetCondition(m.fabricCondition())
+}
+
+func (m *membership) fabricCondition() nodestatus.Condition {
+	m.mu.Lock()
+	at, why, whyNot := m.seat, m.why, m.whyNot
+	m.mu.Unlock()
+	c := nodestatus.Condition{Type: nodestatus.FabricReady, Status: corev1.ConditionFalse, Reason: why, Message: whyNot}
+	if at.fabric == "" {
+		for id, manager := range m.managers {
+			if err, asked := manager.Trouble(); asked && err != nil {
+				c.Reason, c.Message = faultReason(err), fmt.Sprintf("fabric %s: %v", id, err)
+			}
+		}
+		if c.Reason == "" {
+			c.Status, c.Reason, c.Message = corev1.ConditionUnknown, "Starting", "the fabric managers are being asked"
+		}
+		return c
+	}
+	err, asked := m.managers[at.fabric].Trouble()
+	switch {
+	case !asked:
+		c.Status, c.Reason, c.Message = corev1.ConditionUnknown, "Starting", "the fabric manager is being asked"
+	case err != nil:
+		c.Reason = faultReason(err)
+		c.Message = fmt.Sprintf("fabric %s, machine %s: %v", at.fabric, at.machine, err)
+	default:
+		c.Status, c.Reason = corev1.ConditionTrue, "Answers"
+		c.Message = fmt.Sprintf("the manager of fabric %s answers and has machine %s", at.fabric, at.machine)
+	}
+	return c
+}
+
+// faultOf makes a fault of any error, for metrics.
+func faultOf(err error) *device.Fault {
+	var f *device.Fault
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &f):
+		return f
+	}
+	return &device.Fault{Class: device.FaultUnknown}
+}
+
+// loginFault sorts the answer to a login by its HTTP status; 0 is no answer.
+func loginFault(status int) *device.Fault {
+	switch {
+	case status >= 200 && status < 300:
+		return nil
+	case status == 0:
+		return &device.Fault{Class: device.FaultUnreachable}
+	}
+	return &device.Fault{Class: device.FaultUnauthorized}
+}
+
+// faultReason is the word for a failure of the manager.
+func faultReason(err error) string {
+	var f *device.Fault
+	if errors.As(err, &f) {
+		return string(f.Class)
+	}
+	return "Failed"
+}

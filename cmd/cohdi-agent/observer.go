@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/cohdi/cohdi-agent/internal/attach"
+	"github.com/cohdi/cohdi-agent/internal/device"
+	"github.com/cohdi/cohdi-agent/internal/kubeletplugin"
+	"github.com/cohdi/cohdi-agent/internal/leader"
+	"github.com/cohdi/cohdi-agent/internal/lease"
+	"github.com/cohdi/cohdi-agent/internal/metrics"
+	"github.com/cohdi/cohdi-agent/internal/node"
+	"github.com/cohdi/cohdi-agent/internal/nodestatus"
+	"github.com/cohdi/cohdi-agent/internal/pool"
+)
+
+// observer tells what the loops and the plugin did: a log line per change, an event where a person looks,
+// and metrics.
+type observer struct {
+	log     klog.Logger
+	clock   clock.PassiveClock
+	metrics *metrics.Metrics
+	stages  *stages
+	// changed is called when the plugin's checkpoint changed.
+	changed func()
+
+	mu     sync.Mutex // guards events, which need the Node's UID
+	events *nodestatus.Events
+}
+
+var (
+	_ node.Observer          = (*observer)(nil)
+	_ leader.Observer        = (*leaderObserver)(nil)
+	_ kubeletplugin.Observer = (*observer)(nil)
+)
+
+// leaderObserver is the observer of one fabric's leader.
+type leaderObserver struct {
+	*observer
+	fabric device.FabricID
+}
+
+// reasonOf is the metrics' word for a failed action.
+func reasonOf(k attach.Kind) string {
+	switch k {
+	case attach.SendAttach, attach.SendDetach, attach.ListFabric:
+		return "Fabric"
+	case attach.Tell:
+		return "ClaimStatus"
+	case attach.Remove, attach.Rescan, attach.Bind:
+		return "BusRemove"
+	case attach.Store, attach.StoreIntent, attach.Delete:
+		return "Lease"
+	case attach.Wait, attach.Discover, attach.FindHolders, attach.Drain, attach.Undrain:
+		return metrics.Other
+	}
+	return metrics.Other
+}
+
+func (o *observer) setEvents(e *nodestatus.Events) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.events = e
+}
+
+func (o *observer) onEvents(f func(*nodestatus.Events)) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.events != nil {
+		f(o.events)
+	}
+}
+
+// Stored implements node.Observer.
+func (o *observer) Stored(_ context.Context, before, after device.Lease) {
+	o.onEvents(func(e *nodestatus.Events) { e.Stored(before, after) })
+	o.stages.stored(before, after, o.clock.Now())
+	if after.Phase == device.Failed && before.Phase != device.Failed {
+		o.metrics.Failed("AttachFailed")
+	}
+	if before.Phase == after.Phase && before.Idle() == after.Idle() && before.HeldBy == after.HeldBy {
+		return
+	}
+	log := o.log.WithValues("unit", after.Unit, "phase", after.Phase, "claim", after.Attempt.Claim(),
+		"inPhase", after.ChangedAt.Sub(before.ChangedAt).Round(time.Millisecond))
+	switch {
+	case after.Phase == device.Failed:
+		log.Info("Unit failed", "reason", after.Failure.Reason, "message", after.Failure.Message, "retryAfter", after.Failure.RetryAfter)
+	case after.HeldBy != "" && after.HeldBy != before.HeldBy:
+		log.Info("Unit is held open by a process though no claim has it", "heldBy", after.HeldBy)
+	default:
+		log.Info("Unit", "device", after.FabricDevice, "pci", after.PCI, "uuid", after.UUID, "idle", after.Idle())
+	}
+}
+
+// Deleted implements node.Observer.
+func (o *observer) Deleted(_ context.Context, l device.Lease) {
+	o.onEvents(func(e *nodestatus.Events) { e.Deleted(l) })
+	o.stages.deleted(l, o.clock.Now())
+	o.log.Info("Unit is back in the pool", "unit", l.Unit, "device", l.FabricDevice, "took", o.clock.Since(l.ChangedAt).Round(time.Millisecond))
+}
+
+// Told implements node.Observer.
+func (o *observer) Told(_ context.Context, l device.Lease) {
+	o.stages.told(l, o.clock.Now())
+	o.log.Info("Claim was told that its device can be used", "unit", l.Unit, "claim", l.Attempt.Claim(), "uuid", l.UUID)
+}
+
+// Acted implements node.Observer.
+func (o *observer) Acted(_ context.Context, l device.Lease, k attach.Kind, took time.Duration, err error) {
+	o.stages.acted(l, k, took, o.clock.Now(), err)
+	switch {
+	case err == nil:
+		o.log.V(2).Info("Done", "unit", l.Unit, "action", k, "took", took)
+	case errors.Is(err, lease.ErrConflict), errors.Is(err, context.Canceled):
+		o.log.V(2).Info("Looks again", "unit", l.Unit, "action", k, "err", err)
+	default:
+		o.metrics.Failed(reasonOf(k))
+		o.log.Error(err, "An action did not go through; what follows is decided anew", "unit", l.Unit, "action", k, "took", took)
+	}
+}
+
+// Operated implements leader.Observer.
+func (o *observer) Operated(_ context.Context, op pool.Op, err error) {
+	if err == nil {
+		o.log.Info("Lease", "operation", op.Kind, "unit", op.Lease.Unit, "node", op.Lease.Node, "claim", op.Attempt.Claim(), "why", op.Why)
+	}
+}
+
+// Refused implements leader.Observer.
+func (o *observer) Refused(_ context.Context, r pool.Refusal) {
+	o.metrics.Failed("AttachRefused")
+	for _, a := range r.Attempts {
+		o.log.Info("Allocation is taken back", "claim", a.Claim(), "device", a.Entry, "node", a.Node, "reason", r.Reason, "message", r.Message)
+	}
+	o.onEvents(func(e *nodestatus.Events) { e.Refused(r.Attempts, nil, r.Reason, r.Message) })
+}
+
+// Counted implements leader.Observer.
+func (o *leaderObserver) Counted(_ context.Context, free map[device.Model]int, err error) {
+	o.metrics.SetFree(o.fabric, free)
+	if err != nil {
+		o.log.Error(err, "The fabric manager did not say what is free; the pool stays as it is")
+	}
+}
+
+// Decided implements leader.Observer.
+func (o *observer) Decided(_ context.Context, p pool.Plan) {
+	for _, n := range p.Notes {
+		o.log.V(1).Info("Note", "note", n)
+	}
+}
+
+// Prepared implements kubeletplugin.Observer.
+func (o *observer) Prepared(outcome kubeletplugin.Outcome, took time.Duration) {
+	o.metrics.Prepared(took)
+	if outcome == kubeletplugin.Refused || outcome == kubeletplugin.TimedOut {
+		o.metrics.Failed("Prepare")
+	}
+}
+
+// Unprepared implements kubeletplugin.Observer.
+func (o *observer) Unprepared(outcome kubeletplugin.Outcome, took time.Duration) {
+	o.metrics.Unprepared(took)
+	if outcome != kubeletplugin.Done {
+		o.metrics.Failed("Unprepare")
+	}
+}
+
+// CheckpointDamaged implements kubeletplugin.Observer.
+func (o *observer) CheckpointDamaged(kept string, cause error) {
+	o.metrics.Failed("Checkpoint")
+	o.log.Error(cause, "The plugin's checkpoint cannot be read; it is kept aside and rebuilt from leases and claims, nothing is released meanwhile", "kept", kept)
+}
+
+// OrphanUndone implements kubeletplugin.Observer.
+func (o *observer) OrphanUndone(namespace, name string, claim types.UID, units []device.Unit) {
+	o.log.Info("A claim that is no more was unprepared without the kubelet's word", "claim", klog.KRef(namespace, name), "claimUID", claim, "units", units)
+}
+
+// PreparedChanged implements kubeletplugin.Observer.
+func (o *observer) PreparedChanged() { o.changed() }

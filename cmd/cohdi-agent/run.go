@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-agent/internal/config"
+	"github.com/cohdi/cohdi-agent/internal/device"
+	"github.com/cohdi/cohdi-agent/internal/hotplug"
+	"github.com/cohdi/cohdi-agent/internal/kubeletplugin"
+	"github.com/cohdi/cohdi-agent/internal/lease"
+	"github.com/cohdi/cohdi-agent/internal/metrics"
+	"github.com/cohdi/cohdi-agent/internal/nodestatus"
+	"github.com/cohdi/cohdi-agent/internal/nvml"
+)
+
+// options are the flags of run.
+type options struct {
+	hostRoot, config, listen, kubeconfig string
+	node, podUID                         string
+	pluginDir, registrarDir, cdiDir      string
+	hook                                 string
+}
+
+func runCommand() *cobra.Command {
+	var o options
+	cmd := &cobra.Command{
+		Use: "run", Short: "Run the agent of this node", Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return run(c.Context(), o) },
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.hostRoot, "host-root", "/", "where the host's file system is seen")
+	f.StringVar(&o.config, "config", "/etc/cohdi-agent/config.yaml", "configuration file")
+	f.StringVar(&o.listen, "listen", ":8080", "address of /metrics, /healthz, /readyz and /status")
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file; the Pod's own account if empty")
+	f.StringVar(&o.node, "node-name", "", "name of the Node that this agent runs on")
+	f.StringVar(&o.podUID, "pod-uid", "", "UID of the Pod that this agent runs in")
+	f.String("pod-name", "", "name of the Pod that this agent runs in, for logs")
+	f.String("pod-namespace", "", "namespace of that Pod, for logs")
+	f.StringVar(&o.pluginDir, "plugin-dir", "/var/lib/kubelet/plugins/"+device.Driver, "directory of the plugin's socket and checkpoint, the same path on the host")
+	f.StringVar(&o.registrarDir, "registrar-dir", "/var/lib/kubelet/plugins_registry", "directory where the kubelet looks for plugins")
+	f.StringVar(&o.cdiDir, "cdi-dir", "/var/run/cdi", "directory of CDI specs, the same path on the host")
+	f.StringVar(&o.hook, "cdi-hook", "/usr/bin/nvidia-cdi-hook", "nvidia-cdi-hook in this image, copied to the plugin's directory for the host; empty for none")
+	klogFlags := flag.NewFlagSet("klog", flag.ContinueOnError)
+	klog.InitFlags(klogFlags)
+	f.AddGoFlag(klogFlags.Lookup("v"))
+	return cmd
+}
+
+// check refuses flags without which nothing can run.
+func (o *options) check() error {
+	var missing []string
+	for flag, value := range map[string]string{"--node-name": o.node, "--pod-uid": o.podUID} {
+		if value == "" {
+			missing = append(missing, flag)
+		}
+	}
+	if len(missing) > 0 {
+		return usageError{fmt.Errorf("run needs %s; deploy/daemonset.yaml sets them from the Pod", strings.Join(missing, " and "))}
+	}
+	return nil
+}
+
+func run(ctx context.Context, o options) error {
+	if err := o.check(); err != nil {
+		return err
+	}
+	cfg, err := config.Load(o.config)
+	if err != nil {
+		return usageError{err}
+	}
+	log := klog.Background().WithValues("node", o.node)
+	log.Info("Starting", "version", version, "fabrics", len(cfg.Fabrics), "config", o.config)
+	ctx = klog.NewContext(ctx, log)
+	a, err := newAgent(ctx, o, cfg)
+	if err != nil {
+		return err
+	}
+	return a.run(ctx)
+}
+
+func client(kubeconfig string) (kubernetes.Interface, error) {
+	cfg, err := rest.InClusterConfig()
+	if kubeconfig != "" {
+		cfg, err = clientcmd.BuildConfigFromFlags("", kubeconfig)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("find the API server: %w", err)
+	}
+	cfg.UserAgent = "cohdi-agent/" + version
+	cfg.QPS, cfg.Burst = 50, 100
+	cs, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("make a client of the API server: %w", err)
+	}
+	return cs, nil
+}
+
+// agent is everything of this process that lives as long as it does.
+type agent struct {
+	o       options
+	clock   clock.WithTicker
+	client  kubernetes.Interface
+	metrics *metrics.Metrics
+	obs     *observer
+
+	host    *host
+	watcher *hotplug.Watcher
+	watch   *nodestatus.Watch
+	status  *nodestatus.Publisher
+	leases  *lease.Store
+	plugin  *kubeletplugin.Plugin
+
+	leaseNews *pluginLeases
+	gpuNews   *pluginGPUs
+	member    *membership
+	fatal     chan error
+}
+
+func newAgent(ctx context.Context, o options, cfg config.Config) (*agent, error) {
+	cs, err := client(o.kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	bootID, err := os.ReadFile(filepath.Join(o.hostRoot, "proc/sys/kernel/random/boot_id"))
+	if err != nil {
+		return nil, fmt.Errorf("read the machine's boot id: %w", err)
+	}
+	clk := clock.RealClock{}
+	a := &agent{o: o, clock: clk, client: cs, metrics: metrics.New(metrics.Build{Version: version}, driverStates()), fatal: make(chan error, 1)}
+	a.metrics.Configure(names(cfg))
+	a.obs = &observer{log: klog.FromContext(ctx), clock: clk, metrics: a.metrics, stages: newStages(a.metrics), changed: a.poke}
+	a.host = &host{
+		pci:    hotplug.New(o.hostRoot, hotplug.Options{Clock: clk}),
+		driver: nvml.New(nvml.Options{HostRoot: o.hostRoot, DriverRoots: cfg.DriverRoots, Clock: clk}),
+	}
+	a.watcher = a.host.pci.NewWatcher(0)
+	a.watch = nodestatus.NewWatch(cs, o.node)
+	a.status = nodestatus.NewPublisher(cs, o.node, a.watch.Node, clk)
+	a.leaseNews = &pluginLeases{client: cs, node: o.node}
+	a.leases, err = lease.NewNodeStore(o.node, lease.Options{Client: cs, Clock: clk, Changed: func(string) {
+		a.leaseNews.send()
+		a.poke()
+	}})
+	if err != nil {
+		return nil, err
+	}
+	a.leaseNews.store = a.leases
+	a.gpuNews = &pluginGPUs{host: a.host}
+	hook, err := installHook(o.hook, o.pluginDir)
+	if err != nil {
+		return nil, err
+	}
+	a.plugin, err = kubeletplugin.New(kubeletplugin.Settings{
+		NodeName: o.node, PodUID: types.UID(o.podUID), DataDir: o.pluginDir, RegistrarDir: o.registrarDir, CDIDir: o.cdiDir,
+		BootID: strings.TrimSpace(string(bootID)), Client: cs, Clock: clk,
+		Leases: a.leaseNews, GPUs: a.gpuNews, Specs: &specMaker{driver: a.host.driver, hook: hook}, Claims: &claims{cs},
+		Observer: a.obs, Fatal: a.fail,
+	})
+	if err != nil {
+		return nil, err
+	}
+	a.member, err = newMembership(a, cfg)
+	return a, err
+}
+
+// names are the fabrics and models that the configuration names.
+func names(cfg config.Config) (fabrics []device.FabricID, models []device.Model) {
+	for i := range cfg.Fabrics {
+		fabrics = append(fabrics, cfg.Fabrics[i].ID)
+		for _, m := range cfg.Fabrics[i].Models {
+			models = append(models, m.Name)
+		}
+	}
+	return fabrics, models
+}
+
+func driverStates() []string {
+	return []string{
+		string(nvml.StateUnknown), string(nvml.StateNoLibrary), string(nvml.StateDriverNotLoaded),
+		string(nvml.StateReady), string(nvml.StateFailed), string(nvml.StateHung),
+	}
+}
+
+// fail ends the process: something that it cannot go on without has ended.
+func (a *agent) fail(err error) {
+	select {
+	case a.fatal <- err:
+	default:
+	}
+}
+
+// poke makes the node loop look again.
+func (a *agent) poke() {
+	if a.member != nil {
+		a.member.poke()
+	}
+}
+
+// run serves until ctx ends. The kubelet is served from the start; the loops run once this is the one agent
+// of the node that acts.
+func (a *agent) run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var all sync.WaitGroup
+	defer all.Wait()
+	defer cancel()
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", a.o.listen)
+	if err != nil {
+		return usageError{fmt.Errorf("listen for metrics and probes: %w", err)}
+	}
+	start := func(what string, f func(context.Context) error) {
+		all.Go(func() {
+			if err := f(ctx); err != nil && ctx.Err() == nil {
+				a.fail(fmt.Errorf("%s: %w", what, err))
+			}
+		})
+	}
+	start("HTTP", func(ctx context.Context) error { return a.serve(ctx, listener) })
+	start("hot-plug watch", a.watcher.Run)
+	start("hot-plug", a.followBus)
+	start("node watch", a.watch.Run)
+	start("leases", func(ctx context.Context) error { a.leases.Run(ctx); return nil })
+	start("kubelet plugin", a.plugin.Run)
+	start("loops", a.act)
+	select {
+	case <-ctx.Done():
+		klog.FromContext(ctx).Info("Stopping")
+		return nil
+	case err := <-a.fatal:
+		return err
+	}
+}
+
+// act waits for the lock between the agents of this node, and for the first look at the cluster.
+func (a *agent) act(ctx context.Context) error {
+	if err := lockHost(ctx, a.clock, filepath.Join(a.o.pluginDir, "lock")); err != nil {
+		return ignoreEnd(err)
+	}
+	if err := a.watch.WaitForSync(ctx); err != nil {
+		return ignoreEnd(err)
+	}
+	recorder, err := nodestatus.StartRecorder(ctx, a.client)
+	if err != nil {
+		return err
+	}
+	self, err := a.watch.Node(a.o.node)
+	if err != nil {
+		return fmt.Errorf("read this node's Node %s: %w", a.o.node, err)
+	}
+	a.obs.setEvents(nodestatus.NewEvents(recorder, a.o.node, self.UID))
+	var all sync.WaitGroup
+	all.Go(func() { a.status.Run(ctx) })
+	a.member.run(ctx)
+	all.Wait()
+	return nil
+}
+
+func ignoreEnd(err error) error {
+	if errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
+}
+
+// followBus tells everybody who waits for a GPU that one may have come or gone.
+func (a *agent) followBus(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-a.watcher.Look():
+		}
+		a.gpuNews.send()
+		a.poke()
+		a.hotplugCondition(ctx)
+	}
+}
+
+// installHook puts nvidia-cdi-hook where the host's container runtime finds it.
+func installHook(from, dir string) (string, error) {
+	if from == "" {
+		return "", nil
+	}
+	data, err := os.ReadFile(from)
+	if errors.Is(err, os.ErrNotExist) {
+		return "", nil // an image without it: containers find the driver's libraries by themselves
+	}
+	if err != nil {
+		return "", fmt.Errorf("read the CDI hook: %w", err)
+	}
+	if err := os.MkdirAll(dir, 0o750); err != nil {
+		return "", fmt.Errorf("make the plugin's directory: %w", err)
+	}
+	to := filepath.Join(dir, filepath.Base(from))
+	part := fmt.Sprintf("%s.%d", to, os.Getpid())
+	if err := os.WriteFile(part, data, 0o755); err != nil { //nolint:gosec // a program
+		return "", fmt.Errorf("copy the CDI hook for the host: %w", err)
+	}
+	if err := os.Rename(part, to); err != nil {
+		return "", fmt.Errorf("copy the CDI hook for the host: %w", err)
+	}
+	return to, nil
+}

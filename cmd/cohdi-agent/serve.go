@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/cohdi/cohdi-agent/internal/node"
+	"github.com/cohdi/cohdi-agent/internal/nodestatus"
+	"github.com/cohdi/cohdi-agent/internal/nvml"
+)
+
+// serve answers scrapes, probes and `cohdi-agent status` until ctx ends.
+func (a *agent) serve(ctx context.Context, l net.Listener) error {
+	mux := http.NewServeMux()
+	scrape := a.metrics.Handler()
+	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
+		a.metrics.SetUnits(a.leases.List())
+		scrape.ServeHTTP(w, r)
+	})
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if err := a.ready(); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
+	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(a.units()) //nolint:errcheck // the client went away
+	})
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}
+	defer context.AfterFunc(ctx, func() { _ = server.Close() })() //nolint:errcheck // ends Serve
+	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve metrics and probes on %s: %w", l.Addr(), err)
+	}
+	return nil
+}
+
+// units are what this node's loop knows and waits for.
+func (a *agent) units() []node.UnitStatus {
+	a.member.mu.Lock()
+	loop := a.member.loop
+	a.member.mu.Unlock()
+	if loop == nil {
+		return []node.UnitStatus{}
+	}
+	return loop.Status()
+}
+
+// ready says why Pods with a device could not start here now.
+func (a *agent) ready() error {
+	var why []error
+	if ok, reason := a.plugin.Registered(); !ok {
+		why = append(why, errors.New(reason))
+	}
+	for _, c := range a.status.Conditions() {
+		if c.Type == nodestatus.FabricReady && c.Status != corev1.ConditionTrue {
+			why = append(why, fmt.Errorf("%s: %s", c.Reason, c.Message))
+		}
+	}
+	return errors.Join(why...)
+}
+
+// hotplugCondition says on the Node whether devices that come are seen and can be used.
+func (a *agent) hotplugCondition(ctx context.Context) {
+	c := nodestatus.Condition{Type: nodestatus.HotplugReady, Status: corev1.ConditionTrue, Reason: "Ready"}
+	st := a.host.driver.Refresh(ctx)
+	if st.State == nvml.StateReady {
+		c.Message = "devices that come are seen, and the driver answers"
+	} else {
+		c.Status, c.Reason, c.Message = corev1.ConditionFalse, string(st.State), st.Reason
+	}
+	if err := a.watcher.Deaf(); err != nil {
+		c.Message += fmt.Sprintf("; the kernel's events are not heard (%v), so the bus is looked at every %s", err, 30*time.Second)
+	}
+	a.status.SetCondition(c)
+	a.metrics.SetDriver(driverStates(), string(st.State))
+	a.metrics.SetHotplugEvents(a.watcher.Deaf() == nil)
+}

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package publish
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	resourceinformers "k8s.io/client-go/informers/resource/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/cohdi/cohdi-agent/internal/device"
+	"github.com/cohdi/cohdi-agent/internal/pool"
+)
+
+// stepTimeout is how long the pool may take to show one changed slice before the next is sent anyway.
+const stepTimeout = 5 * time.Second
+
+// Options are what a Publisher needs.
+type Options struct {
+	Client kubernetes.Interface
+	Fabric device.FabricID
+	Clock  clock.WithTicker
+	// Changed is called after the API server shows something new of the pool. It must not block.
+	Changed func()
+	// Dropped is called when the API server dropped fields, with the feature gates that are off. The pool
+	// is withdrawn by then and stays so until a new Publisher is made.
+	Dropped func(features []string)
+}
+
+// Publisher writes and watches one pool.
+type Publisher struct {
+	o        Options
+	informer cache.SharedIndexInformer
+	poked    chan struct{}
+
+	mu sync.Mutex // guards the following
+	// want is what Publish asked for, nil before that; sent is what the controller was last given.
+	want, sent []resourceslice.Slice
+	dropped    bool
+}
+
+// New returns a Publisher; Run starts it.
+func New(o Options) (*Publisher, error) {
+	p := &Publisher{o: o, poked: make(chan struct{}, 1)}
+	p.informer = resourceinformers.NewFilteredResourceSliceInformer(o.Client, 0, cache.Indexers{}, func(l *metav1.ListOptions) {
+		l.FieldSelector = fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorDriver, device.Driver).String()
+	})
+	tell := func(any) {
+		p.poke()
+		o.Changed()
+	}
+	_, err := p.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: tell, UpdateFunc: func(_, now any) { tell(now) }, DeleteFunc: tell,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("watch the slices of pool %s: %w", o.Fabric.Pool(), err)
+	}
+	return p, nil
+}
+
+func (p *Publisher) poke() {
+	select {
+	case p.poked <- struct{}{}:
+	default:
+	}
+}
+
+// Publish asks for the pool to be as the offers say.
+func (p *Publisher) Publish(_ context.Context, o pool.Offers) {
+	want := Slices(o)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.dropped {
+		want = withdrawn(want)
+	}
+	if p.want != nil && same(p.want, want) {
+		return
+	}
+	p.want = want
+	p.poke()
+}
+
+// Published returns what the API server shows; ok is false until that was read.
+func (p *Publisher) Published() (shown pool.Published, ok bool) {
+	if !p.informer.HasSynced() {
+		return pool.Published{}, false
+	}
+	return read(p.shown()), true
+}
+
+// shown are the pool's slices by name, which begins with their index.
+func (p *Publisher) shown() []*resourceapi.ResourceSlice {
+	var all []*resourceapi.ResourceSlice
+	for _, obj := range p.informer.GetStore().List() {
+		if s, ok := obj.(*resourceapi.ResourceSlice); ok && s.Spec.Pool.Name == p.o.Fabric.Pool() && s.DeletionTimestamp == nil {
+			all = append(all, s)
+		}
+	}
+	slices.SortFunc(all, func(a, b *resourceapi.ResourceSlice) int { return cmp.Compare(a.Name, b.Name) })
+	return all
+}
+
+// Run publishes until ctx ends; ctx must end before leadership does.
+func (p *Publisher) Run(ctx context.Context) error {
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	watching.Go(func() { p.informer.RunWithContext(ctx) })
+	if !cache.WaitForCacheSync(ctx.Done(), p.informer.HasSynced) {
+		return nil // ctx ended
+	}
+	p.o.Changed()
+	first, ok := p.next(ctx)
+	if !ok {
+		return nil
+	}
+	controller, err := resourceslice.StartController(ctx, resourceslice.Options{
+		DriverName: device.Driver, KubeClient: p.o.Client, Resources: p.resources(first),
+		ReconcilePoolWithName: p.o.Fabric.Pool(), ErrorHandler: p.failed,
+	})
+	if err != nil {
+		return fmt.Errorf("publish pool %s: %w", p.o.Fabric.Pool(), err)
+	}
+	defer controller.Stop()
+	for {
+		p.waitShown(ctx)
+		step, ok := p.next(ctx)
+		if !ok {
+			return nil
+		}
+		controller.Update(p.resources(step))
+	}
+}
+
+func (p *Publisher) resources(s []resourceslice.Slice) *resourceslice.DriverResources {
+	return &resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{p.o.Fabric.Pool(): {AllNodes: allNodes(s), Slices: s}}}
+}
+
+// allNodes is for a pool without slices that choose their nodes per device; it must not be set beside them.
+func allNodes(s []resourceslice.Slice) bool { return len(s) == 0 }
+
+// next waits until there is something to send and returns it: what was sent last, with one slice changed.
+func (p *Publisher) next(ctx context.Context) (step []resourceslice.Slice, ok bool) {
+	for {
+		p.mu.Lock()
+		if p.want != nil {
+			if step, ok = oneStep(p.sent, p.want); ok {
+				p.sent = step
+				p.mu.Unlock()
+				return step, true
+			}
+		}
+		p.mu.Unlock()
+		select {
+		case <-ctx.Done():
+			return nil, false
+		case <-p.poked:
+		}
+	}
+}
+
+// oneStep returns from with its first differing slice as in to; all of to where the number differs. ok is
+// false if there is no difference.
+func oneStep(from, to []resourceslice.Slice) (step []resourceslice.Slice, ok bool) {
+	if len(from) != len(to) {
+		return to, true
+	}
+	for i := range to {
+		if !apiequality.Semantic.DeepEqual(from[i], to[i]) {
+			step = slices.Clone(from)
+			step[i] = to[i]
+			return step, true
+		}
+	}
+	return nil, false
+}
+
+func same(a, b []resourceslice.Slice) bool {
+	_, differs := oneStep(a, b)
+	return !differs
+}
+
+// waitShown returns when the API server shows what was sent, or after a while.
+func (p *Publisher) waitShown(ctx context.Context) {
+	timer := p.o.Clock.NewTimer(stepTimeout)
+	defer timer.Stop()
+	for !p.isShown() {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C():
+			klog.FromContext(ctx).V(2).Info("The pool does not show the last change yet", "pool", p.o.Fabric.Pool())
+			return
+		case <-p.poked:
+		}
+	}
+	p.poke() // what else was asked for meanwhile
+}
+
+func (p *Publisher) isShown() bool {
+	p.mu.Lock()
+	sent := p.sent
+	p.mu.Unlock()
+	shown := p.shown()
+	if len(shown) != len(sent) {
+		return false
+	}
+	for i, s := range shown {
+		if int(s.Spec.Pool.ResourceSliceCount) != len(sent) || !resourceslice.DevicesDeepEqual(s.Spec.Devices, sent[i].Devices) {
+			return false
+		}
+	}
+	return true
+}
+
+// failed hears of every problem of the controller, which tries again by itself.
+func (p *Publisher) failed(ctx context.Context, err error, msg string) {
+	var dropped *resourceslice.DroppedFieldsError
+	if !errors.As(err, &dropped) {
+		if ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "The pool is not published as wanted; trying again", "pool", p.o.Fabric.Pool(), "what", msg)
+		}
+		return
+	}
+	p.mu.Lock()
+	first := !p.dropped
+	p.dropped = true
+	p.want = withdrawn(p.want)
+	if slices.Contains(dropped.DisabledFeatures(), "DRADeviceTaints") || slices.Contains(dropped.DisabledFeatures(), "DRADeviceBindingConditions") {
+		p.want = []resourceslice.Slice{} // cannot be tainted, or would start Pods without their device
+	}
+	p.mu.Unlock()
+	p.poke()
+	if first {
+		p.o.Dropped(dropped.DisabledFeatures())
+	}
+}
