@@ -46,6 +46,7 @@ var tiers = map[string]tier{
 	"internal/claim":         adapter,
 	"internal/kubeletplugin": adapter,
 	"internal/nodestatus":    adapter,
+	"internal/publish":       adapter,
 	"internal/metrics":       adapter,
 
 	"internal/node":   loop,
