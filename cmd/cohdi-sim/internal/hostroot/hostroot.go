@@ -359,36 +359,31 @@ func (r *Root) Sync(ctx context.Context) error {
 
 func (r *Root) show(ctx context.Context, d core.Device) error {
 	old, known := r.shown[d.Address()]
+	rebound := known && (old.Bound != d.Bound || old.Minor != d.Minor)
+	var err error
 	if !known {
-		if err := r.add(ctx, d); err != nil {
-			return err
-		}
+		err = r.add(ctx, d)
 	}
-	if known && old.Bound == d.Bound && old.Minor == d.Minor {
+	if rebound && old.Bound {
+		err = r.unbound(ctx, old)
+	}
+	if rebound && d.Bound {
+		err = errors.Join(err, r.bound(ctx, d))
+	}
+	if err == nil {
 		r.shown[d.Address()] = d
-		return nil
 	}
-	if known && old.Bound {
-		if err := r.unbound(ctx, old); err != nil {
-			return err
-		}
-	}
-	if d.Bound {
-		if err := r.bound(ctx, d); err != nil {
-			return err
-		}
-	}
-	r.shown[d.Address()] = d
-	return nil
+	return err
 }
 
-// add builds the directory aside, so that it appears with all its files.
+// add builds the directory aside, so that it appears with all its files. A device that the driver takes at once appears with
+// its driver and its node: the kernel would block whoever asks for a probe in between, which files cannot.
 func (r *Root) add(ctx context.Context, d core.Device) error {
-	f := gpu(d)
-	f.driver = ""
+	f, unbound := gpu(d), gpu(d)
+	unbound.driver = ""
 	dir := r.pci("tree", f.path)
 	aside := r.pci("tree", ".new-"+f.address)
-	if err := os.RemoveAll(aside); err != nil {
+	if err := errors.Join(os.RemoveAll(aside), os.RemoveAll(dir)); err != nil {
 		return err
 	}
 	if err := r.makeFunction(aside, f); err != nil {
@@ -402,13 +397,23 @@ func (r *Root) add(ctx context.Context, d core.Device) error {
 	if err := symlink(relative(dir, r.pci()), filepath.Join(aside, "subsystem")); err != nil {
 		return err
 	}
+	if d.Bound {
+		node := r.dev(fmt.Sprintf("nvidia%d", d.Minor))
+		driver := symlink(relative(dir, r.pci("drivers", f.driver)), filepath.Join(aside, "driver"))
+		if err := errors.Join(driver, mknod(node, d.Number)); err != nil {
+			return err
+		}
+	}
 	if err := os.Rename(aside, dir); err != nil {
 		return err
 	}
 	if err := errors.Join(r.register(dir, f), r.link(f)); err != nil {
 		return err
 	}
-	r.send(ctx, f.event("add"))
+	r.send(ctx, unbound.event("add"))
+	if d.Bound {
+		r.send(ctx, f.event("bind"))
+	}
 	return nil
 }
 

@@ -132,6 +132,10 @@ func TestSync_showsAnAttachedGPU(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("attributes (-want +got):\n%s", diff)
 	}
+	config, err := os.ReadFile(b.pci("devices/0000:3d:00.0/config"))
+	if err != nil || len(config) != 4096 || string(config[:4]) != "\xde\x10\xb5\x20" || string(config[0x100:0x104]) != "\x03\x00\x01\x00" {
+		t.Errorf("configuration space: %d bytes, %v", len(config), err)
+	}
 	for link, target := range map[string]string{
 		"devices/0000:3d:00.0":        gpuDir,
 		"drivers/nvidia/0000:3d:00.0": gpuDir,

@@ -26,6 +26,8 @@ const (
 	configSize    = 4096
 	headerBridge  = 1
 	offHeaderType = 0x0e
+	offExtended   = 0x100
+	capSerial     = 0x0003
 )
 
 // function is one PCI function as sysfs describes it.
@@ -37,6 +39,8 @@ type function struct {
 	driver         string
 	// primary, secondary and subordinate are the bus numbers of a bridge.
 	primary, secondary, subordinate int
+	// serial is the device serial number, an extended capability; 0 is none.
+	serial uint64
 	// path of the directory below tree/, which is the kernel's /devices.
 	path string
 }
@@ -78,6 +82,11 @@ func gpu(d core.Device) function {
 	f := function{
 		address: d.Address(), vendor: vendorNVIDIA, device: uint16(id), subVendor: vendorNVIDIA, sub: 0x1533, class: class3D,
 		path: filepath.Join(slotPath(d.Slot), d.Address()),
+	}
+	// Board serial numbers are decimal; one that is not has no place in configuration space.
+	f.serial, err = strconv.ParseUint(d.Serial, 10, 64)
+	if err != nil {
+		f.serial = 0
 	}
 	if d.Bound {
 		f.driver = core.DriverName
@@ -164,5 +173,9 @@ func (f function) config() []byte {
 	}
 	binary.LittleEndian.PutUint16(c[0x2c:], f.subVendor)
 	binary.LittleEndian.PutUint16(c[0x2e:], f.sub)
+	if f.serial != 0 {
+		binary.LittleEndian.PutUint32(c[offExtended:], capSerial|1<<16)
+		binary.LittleEndian.PutUint64(c[offExtended+4:], f.serial)
+	}
 	return c
 }
