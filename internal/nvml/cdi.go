@@ -10,6 +10,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi"
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi/transform/root"
+	"k8s.io/klog/v2"
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/cohdi/cohdi-agent/internal/device"
@@ -23,7 +24,7 @@ func (d *Driver) ContainerEdits(ctx context.Context, hook string, gpus ...device
 	var common specs.ContainerEdits
 	own := make([]specs.ContainerEdits, 0, len(gpus))
 	err := d.Do(ctx, "make the container edits", func(lib nvml.Interface) error {
-		maker, err := d.specMaker(lib, hook)
+		maker, err := d.specMaker(lib, hook, klog.FromContext(ctx))
 		if err != nil {
 			return err
 		}
@@ -51,14 +52,19 @@ func (d *Driver) ContainerEdits(ctx context.Context, hook string, gpus ...device
 		}
 		return nil
 	})
-	return common, own, err
+	if err != nil {
+		// A call given up may still write to these.
+		return specs.ContainerEdits{}, nil, err
+	}
+	return common, own, nil
 }
 
 // driverRoot is where the driver was installed, as this process sees it.
 func (d *Driver) driverRoot() string { return filepath.Join(d.hostRoot, d.Status().DriverRoot) }
 
-func (d *Driver) specMaker(lib nvml.Interface, hook string) (nvcdi.Interface, error) {
+func (d *Driver) specMaker(lib nvml.Interface, hook string, log klog.Logger) (nvcdi.Interface, error) {
 	options := []nvcdi.Option{
+		nvcdi.WithLogger(cdiLog{log}),
 		nvcdi.WithMode(nvcdi.ModeNvml),
 		nvcdi.WithNvmlLib(lib),
 		nvcdi.WithDriverRoot(d.driverRoot()),
@@ -77,6 +83,22 @@ func (d *Driver) specMaker(lib nvml.Interface, hook string) (nvcdi.Interface, er
 	}
 	return maker, nil
 }
+
+// cdiLog takes what nvcdi says into our log. It warns of each optional file that a driver lacks, for every
+// container, so that all of it is for whoever looks into one.
+type cdiLog struct{ log klog.Logger }
+
+const cdiVerbosity = 4
+
+func (l cdiLog) say(format string, args ...any) {
+	l.log.V(cdiVerbosity).Info("CDI library", "says", fmt.Sprintf(format, args...))
+}
+
+func (l cdiLog) Debugf(format string, args ...any)   { l.say(format, args...) }
+func (l cdiLog) Errorf(format string, args ...any)   { l.say(format, args...) }
+func (l cdiLog) Infof(format string, args ...any)    { l.say(format, args...) }
+func (l cdiLog) Tracef(format string, args ...any)   { l.say(format, args...) }
+func (l cdiLog) Warningf(format string, args ...any) { l.say(format, args...) }
 
 // asOnHost turns paths below the host root into those of the host. A driver below a root of its own shows in
 // the container where it would be if it were installed there.

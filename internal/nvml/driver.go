@@ -127,6 +127,9 @@ func (d *Driver) Status() Status {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	st := d.status
+	if d.lib != nil {
+		st.Library, st.DriverRoot = d.lib.at.path, d.lib.at.driverRoot
+	}
 	if len(d.hung) > 0 {
 		st.State, st.Reason = StateHung, d.hungTextLocked()
 	}
@@ -171,17 +174,14 @@ func (d *Driver) note(err error) {
 	case errors.Is(err, ErrHung), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return
 	}
-	if d.lib != nil {
-		st.Library, st.DriverRoot = d.lib.at.path, d.lib.at.driverRoot
-	}
 	d.status = st
 }
 
 // noteReady takes a count of GPUs into the status.
-func (d *Driver) noteReady(lib *library, gpus int) {
+func (d *Driver) noteReady(gpus int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.status = Status{State: StateReady, GPUs: gpus, Library: lib.at.path, DriverRoot: lib.at.driverRoot}
+	d.status = Status{State: StateReady, GPUs: gpus}
 }
 
 // library returns the library, found, loaded and initialised.

@@ -93,7 +93,7 @@ func (s *session) inventory(onBus []device.PCIAddress) ([]GPU, error) {
 	if err != nil {
 		return nil, s.recover(err)
 	}
-	s.d.noteReady(lib, len(gpus))
+	s.d.noteReady(len(gpus))
 	if gpus, err = s.addDraining(lib, gpus, onBus); err != nil {
 		return nil, s.recover(err)
 	}
@@ -210,7 +210,7 @@ func (s *session) count(lib *library) (int, error) {
 	if err = failure(name, "", ret); err != nil {
 		return 0, err
 	}
-	s.d.noteReady(lib, n)
+	s.d.noteReady(n)
 	return n, nil
 }
 
