@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -67,6 +68,36 @@ func cdiName(claim types.UID, d preparedDevice) string {
 
 func cdiID(claim types.UID, d preparedDevice) string {
 	return parser.QualifiedName(cdiVendor, cdiClass, cdiName(claim, d))
+}
+
+// checkEdits makes sure that the edits open each GPU's own node and no other's: whoever made them looked
+// at the driver at another moment, and leaves out a node that udev has not made yet.
+func checkEdits(gpus []GPU, common cdispecs.ContainerEdits, own []cdispecs.ContainerEdits) error {
+	if nodes := gpuNodes(common); len(nodes) > 0 {
+		return fmt.Errorf("the edits for every container open %s", nodes)
+	}
+	if len(own) != len(gpus) {
+		return fmt.Errorf("there are edits for %d of %d GPUs", len(own), len(gpus))
+	}
+	for i, g := range gpus {
+		want := []string{fmt.Sprintf("/dev/nvidia%d", g.Minor)}
+		if nodes := gpuNodes(own[i]); !slices.Equal(nodes, want) {
+			return waitFor("the device node %s of GPU %s: the host offers %s", want[0], g.UUID, nodes)
+		}
+	}
+	return nil
+}
+
+// gpuNodes are the device nodes of GPUs among the edits' nodes.
+func gpuNodes(e cdispecs.ContainerEdits) []string {
+	var nodes []string
+	for _, d := range e.DeviceNodes {
+		number, ok := strings.CutPrefix(d.Path, "/dev/nvidia")
+		if _, err := strconv.ParseUint(number, 10, 32); ok && err == nil {
+			nodes = append(nodes, d.Path)
+		}
+	}
+	return nodes
 }
 
 // write stores the claim's spec and reads it back as a runtime would before it takes the name. It

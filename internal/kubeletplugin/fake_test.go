@@ -44,6 +44,8 @@ type world struct {
 	holders      map[device.GPUUUID]string
 	claims       map[types.NamespacedName]*resourceapi.ResourceClaim
 	specsErr     error
+	// nodeOff makes the spec maker see the GPUs with other minors.
+	nodeOff int
 
 	prepared, unprepared []Outcome
 	damaged              []string
@@ -246,9 +248,10 @@ func (f *worldSpecs) Edits(_ context.Context, gpus []GPU) (cdispecs.ContainerEdi
 	defer f.mu.Unlock()
 	var own []cdispecs.ContainerEdits
 	for _, g := range gpus {
-		own = append(own, cdispecs.ContainerEdits{DeviceNodes: []*cdispecs.DeviceNode{{Path: fmt.Sprintf("/dev/nvidia%d", g.Minor)}}})
+		node := &cdispecs.DeviceNode{Path: fmt.Sprintf("/dev/nvidia%d", g.Minor+f.nodeOff)}
+		own = append(own, cdispecs.ContainerEdits{DeviceNodes: []*cdispecs.DeviceNode{node}})
 	}
-	return cdispecs.ContainerEdits{Env: []string{voidDevices}}, own, f.specsErr
+	return cdispecs.ContainerEdits{Env: []string{"NVIDIA_VISIBLE_DEVICES=void"}}, own, f.specsErr
 }
 
 type worldClaims world

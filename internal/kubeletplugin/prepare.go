@@ -195,6 +195,9 @@ func (p *Plugin) tryPrepare(ctx context.Context, claim *resourceapi.ResourceClai
 	if err != nil {
 		return nil, waitFor("the driver's files: %v", err)
 	}
+	if err = checkEdits(gpus, common, own); err != nil {
+		return nil, err
+	}
 	if err = p.specs.write(claim.UID, devices, common, own); err != nil {
 		return nil, waitFor("the CDI spec to be written: %v", err)
 	}

@@ -320,6 +320,10 @@ func TestPrepareFailsWithoutTrace(t *testing.T) {
 			w.specsErr = errors.New("libcuda.so is gone")
 			return func() { w.specsErr = nil }
 		},
+		"another GPU's node": func(w *world) func() {
+			w.nodeOff = 1
+			return func() { w.nodeOff = 0 }
+		},
 		"lease write refused": func(w *world) func() {
 			w.refuseWrites = true
 			return func() { w.refuseWrites = false }

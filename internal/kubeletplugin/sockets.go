@@ -7,10 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"path/filepath"
 	"syscall"
-
-	"os"
 
 	"k8s.io/klog/v2"
 
