@@ -18,7 +18,7 @@ import (
 type GPU struct {
 	PCI    device.PCIAddress
 	UUID   device.GPUUUID
-	Minor  int // of /dev/nvidia<minor>; it moves to another GPU when this one has gone
+	Minor  int // of /dev/nvidia<minor>, -1 if unknown; it moves to another GPU when this one has gone
 	Name   string
 	Serial string // empty where the product has none
 
@@ -27,8 +27,8 @@ type GPU struct {
 	ComputeCapability string // "9.0"; empty where the library cannot tell
 	Persistence       bool
 	MIG               bool
-	// Draining: the driver takes no new work on it. The driver hides such a GPU, so the other fields are what
-	// was seen before; after a restart of this process there is nothing but PCI.
+	// Draining: the driver takes no new work on it. NVML hides such a GPU, so the other fields are what was seen
+	// before; after a restart of this process they are what /proc tells, at most UUID, Minor and Name.
 	Draining bool
 
 	// Problem tells why the GPU cannot be used yet; the fields read so far are set. It is worth another look:
@@ -118,7 +118,11 @@ func (s *session) addDraining(lib *library, gpus []GPU, onBus []device.PCIAddres
 		i := slices.IndexFunc(gpus, func(g GPU) bool { return g.PCI == pci })
 		if i < 0 {
 			i = len(gpus)
-			gpus = append(gpus, s.remembered(pci))
+			g, ok := s.remembered(pci)
+			if !ok {
+				g = fromProc(s.d.hostRoot, pci)
+			}
+			gpus = append(gpus, g)
 		}
 		gpus[i].Draining = true
 	}
@@ -141,12 +145,11 @@ func (s *session) remember(gpus []GPU) {
 	}
 }
 
-func (s *session) remembered(pci device.PCIAddress) GPU {
+func (s *session) remembered(pci device.PCIAddress) (GPU, bool) {
 	s.d.mu.Lock()
 	defer s.d.mu.Unlock()
-	g := s.d.seen[pci]
-	g.PCI = pci
-	return g
+	g, ok := s.d.seen[pci]
+	return g, ok && g.UUID != ""
 }
 
 // letGo closes the library while a GPU is about to leave and its driver cannot hide it from us by its drain
@@ -183,7 +186,7 @@ func (s *session) enumerate(lib *library) (gpus []GPU, lost bool, err error) {
 			return nil, false, err
 		}
 		dev, ret := lib.nvml.DeviceGetHandleByIndex(i)
-		g := GPU{Problem: failure(name, fmt.Sprintf("GPU %d", i), ret)}
+		g := GPU{Minor: unknownMinor, Problem: failure(name, fmt.Sprintf("GPU %d", i), ret)}
 		if ret == nvml.SUCCESS {
 			g = s.read(lib, dev)
 		}
@@ -228,7 +231,7 @@ func (s *session) driverVersion(lib *library) (string, error) {
 
 // read asks for everything about one GPU.
 func (s *session) read(lib *library, dev nvml.Device) GPU {
-	var g GPU
+	g := GPU{Minor: unknownMinor}
 	type field struct {
 		needed bool
 		names  []string

@@ -250,6 +250,9 @@ func TestDrain(t *testing.T) {
 		if len(got) == 1 && (got[0].UUID == "") != (what == "after a restart") {
 			t.Errorf("%s: UUID %q", what, got[0].UUID)
 		}
+		if len(got) == 1 && (got[0].Minor == unknownMinor) != (what == "after a restart") {
+			t.Errorf("%s: minor %d", what, got[0].Minor)
+		}
 		if err := d.Release(t.Context()); err != nil {
 			t.Error(err)
 		}
