@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -170,9 +171,7 @@ func (o Options) secret(l localkube.Layout) (object, error) {
 		return nil, fmt.Errorf("read the simulator's certificate authority: %w", err)
 	}
 	login := map[string]string{"realm": chassis.Realm, "ca.crt": string(ca)}
-	for key, value := range chassis.Credentials {
-		login[key] = value
-	}
+	maps.Copy(login, chassis.Credentials)
 	return object{
 		"apiVersion": "v1", "kind": "Secret", "type": "Opaque",
 		"metadata":   object{"name": "cohdi-fabric-" + o.Fabric, "namespace": namespace},

@@ -72,7 +72,9 @@ func cLibrary() ([]oci.File, error) {
 
 // BuildAgent compiles the agent's program to target and checks that the image will hold all that it loads.
 func BuildAgent(ctx context.Context, target string) error {
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath",
+	// Not -trimpath: it would compile every dependency once more than tests do. The Dockerfile builds in
+	// a folder of a fixed name, so that its result can be made again.
+	cmd := exec.CommandContext(ctx, "go", "build",
 		// go-nvml resolves the driver's symbols when they are first called, not when the program starts.
 		"-ldflags=-s -w -extldflags=-Wl,-z,lazy", "-o", target, "./cmd/cohdi-agent")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
