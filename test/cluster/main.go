@@ -19,14 +19,19 @@ import (
 	"github.com/cohdi/cohdi-agent/test/cluster/localkube"
 )
 
+// exitStatus is that of a command on a node.
+type exitStatus int
+
+func (s exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
+
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	err := newCommand(os.Stdout, os.Stderr).ExecuteContext(ctx)
 	stop()
-	var exit *exec.ExitError
+	var status exitStatus
 	switch {
-	case errors.As(err, &exit):
-		os.Exit(exit.ExitCode()) // a command on a node has said itself what is wrong
+	case errors.As(err, &status):
+		os.Exit(int(status)) // a command on a node has said itself what is wrong
 	case err != nil:
 		fmt.Fprintln(os.Stderr, "cluster:", err)
 		os.Exit(1)
@@ -119,7 +124,12 @@ func nodeExec(ctx context.Context, c *localkube.Cluster, args []string, stdout, 
 		return err
 	}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, stdout, stderr
-	if err := cmd.Run(); err != nil {
+	err = cmd.Run()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && exit.Exited() {
+		return exitStatus(exit.ExitCode())
+	}
+	if err != nil {
 		return fmt.Errorf("run %q on node %s: %w", strings.Join(args[1:], " "), node.Name, err)
 	}
 	return nil

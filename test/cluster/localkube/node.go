@@ -214,6 +214,11 @@ func (c *Cluster) nodeEnv() []string {
 
 // ImportImage loads an OCI archive into a node's containerd.
 func (c *Cluster) ImportImage(ctx context.Context, node Node, archive string) error {
+	// Entering the namespaces leaves the working directory behind.
+	archive, err := filepath.Abs(archive)
+	if err != nil {
+		return fmt.Errorf("find image: %w", err)
+	}
 	args, err := c.inside(node, c.tool("ctr"), "--namespace", "k8s.io", "images", "import", archive)
 	if err != nil {
 		return err
