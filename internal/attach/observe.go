@@ -43,6 +43,11 @@ func (o *Observation) settled() bool {
 	return o.refused() || !o.Now.Before(o.settledAt()) && !o.ListAskedAt.Before(o.settledAt())
 }
 
+// justAsked: the intent was stored a moment ago. Settle counts from there, so an older one is not sent.
+func (o *Observation) justAsked() bool {
+	return o.Now.Before(o.past(o.Lease.AskedAt).Add(o.Settings.Look))
+}
+
 func (o *Observation) settledAt() time.Time {
 	return o.past(o.Lease.AskedAt).Add(o.Settings.Settle)
 }
@@ -138,11 +143,11 @@ func (o *Observation) moved() *GPU {
 }
 
 // drained: the driver has let the GPU go, or does not have it. Some drivers cannot say so; that the last
-// drain went well counts then.
+// drain went well counts then, until it is taken back or the device leaves the bus.
 func (o *Observation) drained() bool {
 	g := o.usable(o.identity())
 	last := o.Tried[Drain]
-	return g == nil || g.Draining || !last.At.IsZero() && last.Err == nil && last.At.After(o.Tried[Undrain].At)
+	return g == nil || g.Draining || !last.At.IsZero() && last.Err == nil && last.At.After(o.Tried[Undrain].At) && last.At.After(o.Tried[Remove].At)
 }
 
 // blind: the driver shows that the GPU is draining and hides which GPU it is, as it does to a process that

@@ -89,10 +89,10 @@ func attaching() []rule {
 		{"too late, list fails", func(o *Observation) bool { return o.late() && !o.Fresh && o.ListFault != nil }, (*Observation).failLate},
 		{"machine busy", asked(func(o *Observation) bool { return o.MachineBusy }), (*Observation).waitForMachine},
 		{"look again", func(o *Observation) bool { return !o.Fresh }, (*Observation).list},
-		{"stored, machine as it was", asked(func(o *Observation) bool { return o.MaySend && o.unchanged() }), func(o *Observation) Decision {
+		{"stored, machine as it was", asked(func(o *Observation) bool { return o.MaySend && o.unchanged() && o.justAsked() }), func(o *Observation) Decision {
 			return o.do(SendAttach, "the intent is stored")
 		}},
-		{"stored, machine changed", asked(func(o *Observation) bool { return o.MaySend }), (*Observation).storeIntent},
+		{"stored, not so any more", asked(func(o *Observation) bool { return o.MaySend }), (*Observation).storeIntent},
 		// Its outcome.
 		{"refused, unwanted", asked(func(o *Observation) bool { return o.refused() && o.unwanted() }), func(o *Observation) Decision {
 			return o.do(Delete, "its claim is gone and the manager attached nothing")
@@ -105,11 +105,11 @@ func attaching() []rule {
 		{"refused, ask again", asked((*Observation).refused), (*Observation).storeIntent},
 		{"one came", asked(func(o *Observation) bool { return o.candidate() != "" }), (*Observation).storeDevice},
 		{"one left meanwhile", asked(func(o *Observation) bool { return o.left() }), (*Observation).storeLeft},
+		{"nothing came in time", asked(func(o *Observation) bool { return o.late() && !o.unwanted() }), (*Observation).failLate},
 		{"unknown, may still come", asked(func(o *Observation) bool { return !o.settled() }), (*Observation).lookWhileUnknown},
 		{"nothing came, unwanted", asked((*Observation).unwanted), func(o *Observation) Decision {
 			return o.do(Delete, "its claim is gone and nothing was attached")
 		}},
-		{"nothing came, too late", asked((*Observation).late), (*Observation).failLate},
 		{"nothing came, ask again", asked(always), (*Observation).storeIntent},
 		// The device.
 		{"taken away", func(o *Observation) bool { return o.onFabric() == nil }, func(o *Observation) Decision {

@@ -52,7 +52,7 @@ func calm(p device.Phase) Observation {
 	case device.Assigned:
 		o.Lease.Attempt = onCall
 	case device.Attaching:
-		o.Lease.Attempt, o.Lease.AskedAt = onCall, ago(10*time.Second)
+		o.Lease.Attempt, o.Lease.AskedAt = onCall, ago(2*time.Second)
 	case device.Attached:
 		o.with(attached1, here(ours), bound, seen(ours))
 	case device.Releasing:
@@ -185,7 +185,8 @@ var table = map[device.Phase][]row{
 		// The call.
 		{situation: "intent stored", mods: with(maySend), rule: "stored, machine as it was", want: SendAttach},
 		{situation: "intent stored, list old", mods: with(maySend, stale), rule: "look again", want: ListFabric},
-		{situation: "intent stored, somebody attached another", mods: with(maySend, alsoHere("d9", model)), rule: "stored, machine changed", want: StoreIntent},
+		{situation: "intent stored, somebody attached another", mods: with(maySend, alsoHere("d9", model)), rule: "stored, not so any more", want: StoreIntent},
+		{situation: "intent stored long ago, while the list failed", mods: with(maySend, func(o *Observation) { o.Lease.AskedAt = ago(time.Minute) }), rule: "stored, not so any more", want: StoreIntent},
 		{situation: "intent stored, claim gone", mods: with(maySend, nobody), rule: "stored and unwanted", want: Delete},
 		{situation: "intent stored, lease deleted", mods: with(maySend, deleting), rule: "stored and unwanted", want: Delete},
 		{situation: "intent stored, deadline passed", mods: with(maySend, late), rule: "stored, too late", want: Store, check: both(failed1("AttachTimeout", device.BlameUnit), unasked)},
@@ -201,7 +202,7 @@ var table = map[device.Phase][]row{
 		{situation: "what came is another unit's", mods: with(here(ours), claimed("d1")), rule: "unknown, may still come", want: Wait, wake: 4 * time.Second},
 		{situation: "what came is of another model", mods: with(alsoHere("d1", "H100")), rule: "unknown, may still come", want: Wait, wake: 4 * time.Second},
 		{situation: "a device of before left", mods: with(before("d7")), rule: "one left meanwhile", want: Store, check: func(t *testing.T, d Decision) {
-			if len(d.Lease.SetBefore) != 0 || d.Lease.AskedAt != ago(10*time.Second) || d.Lease.Phase != device.Attaching {
+			if len(d.Lease.SetBefore) != 0 || d.Lease.AskedAt != ago(2*time.Second) || d.Lease.Phase != device.Attaching {
 				t.Errorf("lease = %+v", d.Lease)
 			}
 		}},
@@ -209,11 +210,12 @@ var table = map[device.Phase][]row{
 		{situation: "restart, nothing listed, time for a look", mods: with(looked(time.Minute)), rule: "unknown, may still come", want: ListFabric},
 		{situation: "reply lost, nothing listed", mods: with(answered(device.FaultUnknown, time.Second)), rule: "unknown, may still come", want: Wait, wake: 4 * time.Second},
 		{situation: "reply done, nothing listed yet", mods: with(answered("", time.Second)), rule: "unknown, may still come", want: Wait, wake: 4 * time.Second},
-		{situation: "reply lost, too late, may still come", mods: with(late), rule: "unknown, may still come", want: Wait, wake: 4 * time.Second},
+		{situation: "reply lost, too late, may still come", mods: with(late), rule: "nothing came in time", want: Store, check: both(failed1("AttachTimeout", device.BlameUnit), asked1)},
+		{situation: "reply lost, claim gone, too late, may still come", mods: with(late, nobody), rule: "unknown, may still come", want: Wait, wake: 4 * time.Second},
 		{situation: "nothing came", mods: with(settled), rule: "nothing came, ask again", want: StoreIntent},
 		{situation: "nothing came by the last list, which was asked too early", mods: with(settledSince(500 * time.Millisecond)), rule: "unknown, may still come", want: ListFabric},
 		{situation: "it may come for another second", mods: with(settledSince(-time.Second)), rule: "unknown, may still come", want: Wait, wake: time.Second},
-		{situation: "nothing came, too late", mods: with(settled, late), rule: "nothing came, too late", want: Store, check: failed1("AttachTimeout", device.BlameUnit)},
+		{situation: "nothing came, too late", mods: with(settled, late), rule: "nothing came in time", want: Store, check: failed1("AttachTimeout", device.BlameUnit)},
 		{situation: "nothing came, claim gone", mods: with(settled, nobody), rule: "nothing came, unwanted", want: Delete},
 		{situation: "refused: none free", mods: with(answered(device.FaultNoCapacity, time.Second)), rule: "refused for good", want: Store, check: both(failed1("NoCapacity", device.BlameModel), unasked)},
 		{situation: "refused: machine unknown", mods: with(answered(device.FaultNotFound, time.Second)), rule: "refused for good", want: Store, check: both(failed1("NotFound", device.BlameNode), unasked)},
@@ -336,6 +338,7 @@ var table = map[device.Phase][]row{
 		{situation: "drained, opened, undraining does not help", mods: with(draining, tried(Drain, 2*time.Second, nil), tried(Undrain, time.Second, nil), heldBy("pid 7")), rule: "held on the bus", want: Store},
 		{situation: "drained, nobody has it", mods: with(draining, tried(Drain, 2*time.Second, nil)), rule: "off the bus", want: Remove},
 		{situation: "drained unseen by NVML, nobody has it", mods: with(tried(Drain, 2*time.Second, nil)), rule: "off the bus", want: Remove},
+		{situation: "drained, removed, and back by a rescan", mods: with(tried(Drain, 20*time.Second, nil), tried(Remove, 15*time.Second, nil)), rule: "not drained", want: Wait, wake: 2 * time.Second},
 		{situation: "driver does not show it, nobody has it", mods: with(unseen), rule: "off the bus", want: Remove},
 		{situation: "driver does not show it, a process has it", mods: with(unseen, heldBy("pid 7")), rule: "held on the bus", want: Store},
 		{situation: "drained by a former run", mods: with(seen(""), draining), rule: "drained by a former run", want: Undrain},
@@ -392,7 +395,7 @@ var table = map[device.Phase][]row{
 	},
 }
 
-func asked0(o *Observation) { o.Lease.AskedAt = ago(10 * time.Second) }
+func asked0(o *Observation) { o.Lease.AskedAt = ago(2 * time.Second) }
 func busBefore(all ...device.PCIAddress) mod {
 	return func(o *Observation) {
 		o.BusBefore = map[device.PCIAddress]bool{}
