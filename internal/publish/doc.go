@@ -12,5 +12,6 @@
 // Changes of several slices are sent one after the other: a change of one slice is free, one of several
 // makes the pool incomplete for a moment.
 //
-// When the API server dropped a field, no offer may stay usable: see Options.Dropped.
+// Errors are logged and tried again. When the API server drops a field, no offer may stay usable: it is
+// asked for that before anything is published (probe.go), and see Options.Dropped.
 package publish

@@ -26,8 +26,13 @@ import (
 	"github.com/cohdi/cohdi-agent/internal/pool"
 )
 
-// stepTimeout is how long the pool may take to show one changed slice before the next is sent anyway.
-const stepTimeout = 5 * time.Second
+const (
+	// stepTimeout is how long the pool may take to show one changed slice before the next is sent anyway.
+	stepTimeout = 5 * time.Second
+	// callTimeout bounds a call to the API server, probePause the pause before a failed probe is repeated.
+	callTimeout = 8 * time.Second
+	probePause  = time.Second
+)
 
 // Options are what a Publisher needs.
 type Options struct {
@@ -36,8 +41,8 @@ type Options struct {
 	Clock  clock.WithTicker
 	// Changed is called after the API server shows something new of the pool. It must not block.
 	Changed func()
-	// Dropped is called when the API server dropped fields, with the feature gates that are off. The pool
-	// is withdrawn by then and stays so until a new Publisher is made.
+	// Dropped is called when the API server drops fields, with the feature gates that are off. Nothing is
+	// to be had from the pool from then on, until a new Publisher is made.
 	Dropped func(features []string)
 }
 
@@ -50,7 +55,29 @@ type Publisher struct {
 	mu sync.Mutex // guards the following
 	// want is what Publish asked for, nil before that; sent is what the controller was last given.
 	want, sent []resourceslice.Slice
-	dropped    bool
+	// use is what the API server lets us do with the pool.
+	use use
+}
+
+// use is how much of what is asked for can be published.
+type use string
+
+const (
+	useAll      use = ""         // every field is stored
+	useWithdraw use = "withdraw" // entries stay listed, all tainted: a field is dropped that makes them work
+	useNothing  use = "nothing"  // not even that is safe: taints are dropped, or entries would start Pods without their device
+)
+
+// fit cuts what is asked for to what can be published.
+func (u use) fit(want []resourceslice.Slice) []resourceslice.Slice {
+	switch u {
+	case useWithdraw:
+		return withdrawn(want)
+	case useNothing:
+		return []resourceslice.Slice{}
+	case useAll:
+	}
+	return want
 }
 
 // New returns a Publisher; Run starts it.
@@ -59,9 +86,15 @@ func New(o Options) (*Publisher, error) {
 	p.informer = resourceinformers.NewFilteredResourceSliceInformer(o.Client, 0, cache.Indexers{}, func(l *metav1.ListOptions) {
 		l.FieldSelector = fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorDriver, device.Driver).String()
 	})
-	tell := func(any) {
-		p.poke()
-		o.Changed()
+	tell := func(obj any) {
+		if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+			obj = gone.Obj
+		}
+		// The nodes' own pools are many and none of the leader's business.
+		if s, ok := obj.(*resourceapi.ResourceSlice); ok && s.Spec.Pool.Name == o.Fabric.Pool() {
+			p.poke()
+			o.Changed()
+		}
 	}
 	_, err := p.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: tell, UpdateFunc: func(_, now any) { tell(now) }, DeleteFunc: tell,
@@ -84,9 +117,7 @@ func (p *Publisher) Publish(_ context.Context, o pool.Offers) {
 	want := Slices(o)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.dropped {
-		want = withdrawn(want)
-	}
+	want = p.use.fit(want)
 	if p.want != nil && same(p.want, want) {
 		return
 	}
@@ -123,7 +154,10 @@ func (p *Publisher) Run(ctx context.Context) error {
 		return nil // ctx ended
 	}
 	p.o.Changed()
-	first, ok := p.next(ctx)
+	if !p.probe(ctx) {
+		return nil
+	}
+	first, ok := p.first(ctx)
 	if !ok {
 		return nil
 	}
@@ -152,23 +186,51 @@ func (p *Publisher) resources(s []resourceslice.Slice) *resourceslice.DriverReso
 // allNodes is for a pool without slices that choose their nodes per device; it must not be set beside them.
 func allNodes(s []resourceslice.Slice) bool { return len(s) == 0 }
 
+// first waits until the pool is asked for and returns what to start the controller with: what is shown
+// already with one slice changed, or all at once where nothing, or nothing whole, is shown.
+//
+// The controller has to run even where nothing differs: it repairs what others do to the slices.
+func (p *Publisher) first(ctx context.Context) (start []resourceslice.Slice, ok bool) {
+	for {
+		p.mu.Lock()
+		if p.want != nil {
+			start, _ = whole(p.shown())
+			if step, differs := oneStep(start, p.want); differs {
+				start = step
+			}
+			p.sent = start
+			p.mu.Unlock()
+			return start, true
+		}
+		p.mu.Unlock()
+		if !p.wait(ctx) {
+			return nil, false
+		}
+	}
+}
+
 // next waits until there is something to send and returns it: what was sent last, with one slice changed.
 func (p *Publisher) next(ctx context.Context) (step []resourceslice.Slice, ok bool) {
 	for {
 		p.mu.Lock()
-		if p.want != nil {
-			if step, ok = oneStep(p.sent, p.want); ok {
-				p.sent = step
-				p.mu.Unlock()
-				return step, true
-			}
+		if step, ok = oneStep(p.sent, p.want); ok {
+			p.sent = step
+			p.mu.Unlock()
+			return step, true
 		}
 		p.mu.Unlock()
-		select {
-		case <-ctx.Done():
+		if !p.wait(ctx) {
 			return nil, false
-		case <-p.poked:
 		}
+	}
+}
+
+func (p *Publisher) wait(ctx context.Context) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-p.poked:
+		return true
 	}
 }
 
@@ -235,16 +297,30 @@ func (p *Publisher) failed(ctx context.Context, err error, msg string) {
 		}
 		return
 	}
+	p.limit(dropped.DisabledFeatures(), false)
+}
+
+// limit takes the pool back as far as the dropped fields demand. Where nothing is published yet, nothing
+// ever is; entries that claims may name already stay listed while that is safe.
+func (p *Publisher) limit(features []string, nothingYet bool) {
+	if len(features) == 0 {
+		features = []string{"unknown"}
+	}
+	u := useWithdraw
+	if nothingYet || slices.Contains(features, gateTaints) || slices.Contains(features, gateBinding) {
+		u = useNothing
+	}
 	p.mu.Lock()
-	first := !p.dropped
-	p.dropped = true
-	p.want = withdrawn(p.want)
-	if slices.Contains(dropped.DisabledFeatures(), "DRADeviceTaints") || slices.Contains(dropped.DisabledFeatures(), "DRADeviceBindingConditions") {
-		p.want = []resourceslice.Slice{} // cannot be tainted, or would start Pods without their device
+	first := p.use == useAll
+	if p.use != useNothing {
+		p.use = u
+	}
+	if p.want != nil {
+		p.want = p.use.fit(p.want)
 	}
 	p.mu.Unlock()
 	p.poke()
 	if first {
-		p.o.Dropped(dropped.DisabledFeatures())
+		p.o.Dropped(features)
 	}
 }

@@ -71,7 +71,11 @@ func entry(f device.FabricID, o *pool.Offer, set map[device.Unit]string) resourc
 	}
 	need := []corev1.NodeSelectorRequirement{
 		{Key: device.LabelFabric, Operator: corev1.NodeSelectorOpIn, Values: []string{string(f)}},
-		{Key: o.Model.AttachableLabel(), Operator: corev1.NodeSelectorOpIn, Values: []string{"true"}},
+	}
+	if o.Model != "" { // a unit whose model left the configuration; it is tainted
+		need = append(need, corev1.NodeSelectorRequirement{
+			Key: o.Model.AttachableLabel(), Operator: corev1.NodeSelectorOpIn, Values: []string{"true"},
+		})
 	}
 	d.NodeSelector = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: need}}}
 	// Claim status may be written only for a claim that is bound to exactly one node (KEP-4817).
@@ -124,6 +128,27 @@ func withdrawn(in []resourceslice.Slice) []resourceslice.Slice {
 	return out
 }
 
+// whole returns what was asked of the API server when it stored the slices; ok is false unless they are
+// the whole pool in one generation.
+func whole(all []*resourceapi.ResourceSlice) (asked []resourceslice.Slice, ok bool) {
+	for _, s := range all {
+		if s.Spec.Pool.Generation != all[0].Spec.Pool.Generation || s.Spec.Pool.ResourceSliceCount != int64(len(all)) {
+			return nil, false
+		}
+		devices := slices.Clone(s.Spec.Devices)
+		for i := range devices {
+			devices[i].Taints = slices.Clone(devices[i].Taints)
+			for j := range devices[i].Taints {
+				devices[i].Taints[j].TimeAdded = nil // set by the API server
+			}
+		}
+		asked = append(asked, resourceslice.Slice{
+			Devices: devices, SharedCounters: s.Spec.SharedCounters, PerDeviceNodeSelection: s.Spec.PerDeviceNodeSelection,
+		})
+	}
+	return asked, true
+}
+
 // read tells what slices of the API server show, whatever generation they are of: an entry counts as tainted
 // only if it is so wherever it stands.
 func read(all []*resourceapi.ResourceSlice) pool.Published {
@@ -131,20 +156,25 @@ func read(all []*resourceapi.ResourceSlice) pool.Published {
 	for _, s := range all {
 		for i := range s.Spec.Devices {
 			d := &s.Spec.Devices[i]
-			u, ready := device.UnitOfEntry(d.Name)
-			if ready && !slices.Contains(p.Units, u) {
+			before, seen := p.Effects[d.Name]
+			if u, ready := device.UnitOfEntry(d.Name); ready && !seen {
 				p.Units = append(p.Units, u)
 			}
-			effect := pool.NoTaint
-			for _, t := range d.Taints {
-				if t.Key == device.TaintKey {
-					effect = pool.Effect(t.Effect)
-				}
-			}
-			if before, seen := p.Effects[d.Name]; !seen || before != pool.NoTaint {
-				p.Effects[d.Name] = effect
+			if !seen || before != pool.NoTaint {
+				p.Effects[d.Name] = effectOf(d)
 			}
 		}
 	}
 	return p
+}
+
+// effectOf returns what our taint on the entry does. A taint that a person's rule adds is not ours to
+// count on.
+func effectOf(d *resourceapi.Device) pool.Effect {
+	for _, t := range d.Taints {
+		if t.Key == device.TaintKey {
+			return pool.Effect(t.Effect)
+		}
+	}
+	return pool.NoTaint
 }
