@@ -316,10 +316,10 @@ func (c *checkpoint) lock(ctx context.Context) (unlock func(), err error) {
 	}
 	give := c.clock.Now().Add(lockPatience)
 	for {
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) //nolint:gosec // a descriptor fits an int
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
 			// Closing the only descriptor of the open file drops the lock.
-			return func() { _ = f.Close(); <-c.mutex }, nil //nolint:errcheck // nothing was written to it
+			return func() { _ = f.Close(); <-c.mutex }, nil
 		}
 		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) || c.clock.Now().After(give) {
 			return nil, errors.Join(fmt.Errorf("lock %s: %w", f.Name(), err), f.Close())

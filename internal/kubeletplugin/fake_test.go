@@ -21,7 +21,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/utils/clock"
-	"k8s.io/utils/ptr"
 	cdispecs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/cohdi/cohdi-agent/internal/device"
@@ -136,11 +135,12 @@ func (w *world) put(l device.Lease) {
 	w.leaseChange.send()
 }
 
-func (w *world) change(unit device.Unit, change func(*device.Lease)) {
+// change stores unit a100-0's lease anew.
+func (w *world) change(change func(*device.Lease)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	l := w.leases[device.LeaseName("0", unit)]
-	l.Fabric, l.Unit = "0", unit
+	l := w.leases[device.LeaseName("0", "a100-0")]
+	l.Fabric, l.Unit = "0", "a100-0"
 	change(&l)
 	w.put(l)
 }
@@ -318,7 +318,7 @@ func (w *world) claim(name string, entries ...string) *resourceapi.ResourceClaim
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name, UID: types.UID("uid-" + name)}}
-	c.Status.Allocation = &resourceapi.AllocationResult{AllocationTimestamp: ptr.To(metav1.NewTime(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)))}
+	c.Status.Allocation = &resourceapi.AllocationResult{AllocationTimestamp: new(metav1.NewTime(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)))}
 	for i, e := range entries {
 		c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results, resourceapi.DeviceRequestAllocationResult{
 			Request: "gpu" + strconv.Itoa(i), Driver: device.Driver, Pool: "fabric-0", Device: e,
@@ -394,6 +394,8 @@ func (w *world) traceless(p *Plugin, c *resourceapi.ResourceClaim) {
 	if err != nil || r.Claims[c.UID] != nil || w.spec(c) != "" {
 		w.t.Errorf("of %s is left: entry %+v (%v), spec %q", c.Name, r.Claims[c.UID], err, w.spec(c))
 	}
+	p.claims.mu.Lock()
+	defer p.claims.mu.Unlock()
 	if len(p.claims.byClaim) != 0 {
 		w.t.Errorf("turns left: %v", p.claims.byClaim)
 	}

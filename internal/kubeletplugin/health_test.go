@@ -83,8 +83,8 @@ func TestWatchHealthStatus(t *testing.T) {
 // S09: sockets of a killed agent.
 func TestStaleSockets(t *testing.T) {
 	data, registry := t.TempDir(), t.TempDir()
-	listen := func(path string) net.Listener {
-		l, err := net.Listen("unix", path)
+	listen := func(path string) *net.UnixListener {
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -99,7 +99,7 @@ func TestStaleSockets(t *testing.T) {
 	} {
 		l := listen(path)
 		if !alive {
-			l.(*net.UnixListener).SetUnlinkOnClose(false)
+			l.SetUnlinkOnClose(false)
 			if err := l.Close(); err != nil {
 				t.Fatal(err)
 			}

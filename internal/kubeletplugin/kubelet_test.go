@@ -134,8 +134,8 @@ func TestServesTheKubelet(t *testing.T) {
 			continue
 		}
 		for _, m := range d.ContainerEdits.Mounts {
-			if data, err := os.ReadFile(m.HostPath); err != nil || !strings.Contains(string(data), string(uuidOf(0))) {
-				t.Errorf("metadata: %v\n%s", err, data)
+			if data, readErr := os.ReadFile(m.HostPath); readErr != nil || !strings.Contains(string(data), string(uuidOf(0))) {
+				t.Errorf("metadata: %v\n%s", readErr, data)
 			}
 		}
 	}

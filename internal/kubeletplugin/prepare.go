@@ -366,12 +366,12 @@ func answer(claim types.UID, devices []preparedDevice, gpus []GPU) []kubeletplug
 	out := make([]kubeletplugin.Device, 0, len(devices))
 	for i, d := range devices {
 		attributes := map[string]resourceapi.DeviceAttribute{
-			"uuid": {StringValue: ptr.To(string(gpus[i].UUID))},
-			"unit": {StringValue: ptr.To(string(d.Unit))},
-			string(deviceattribute.StandardDeviceAttributePCIBusID): {StringValue: ptr.To(gpus[i].PCI.String())},
+			"uuid": {StringValue: new(string(gpus[i].UUID))},
+			"unit": {StringValue: new(string(d.Unit))},
+			string(deviceattribute.StandardDeviceAttributePCIBusID): {StringValue: new(gpus[i].PCI.String())},
 		}
 		if gpus[i].Name != "" {
-			attributes["productName"] = resourceapi.DeviceAttribute{StringValue: ptr.To(gpus[i].Name)}
+			attributes["productName"] = resourceapi.DeviceAttribute{StringValue: new(gpus[i].Name)}
 		}
 		out = append(out, kubeletplugin.Device{
 			Requests: []string{d.Request}, PoolName: d.Pool, DeviceName: d.Entry,

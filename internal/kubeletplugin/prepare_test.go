@@ -18,7 +18,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
-	"k8s.io/utils/ptr"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 
 	"github.com/cohdi/cohdi-agent/internal/device"
@@ -78,7 +77,7 @@ func TestPrepareReadyOffer(t *testing.T) {
 		t.Errorf("prepared-for = %v", got)
 	}
 	// The holder takes the unit out of idleness; the kubelet asks again.
-	w.change("a100-0", func(l *device.Lease) { l.IdleSince = time.Time{} })
+	w.change(func(l *device.Lease) { l.IdleSince = time.Time{} })
 	mustPrepare(t, p, c)
 
 	unprepare(t, p, c)
@@ -112,7 +111,7 @@ func TestPrepareLosesToRelease(t *testing.T) {
 				if _, err = p.reserve(t.Context(), c, devices); err != nil {
 					t.Fatal(err)
 				}
-				w.change("a100-0", func(l *device.Lease) { l.Phase = device.Releasing })
+				w.change(func(l *device.Lease) { l.Phase = device.Releasing })
 				if err = p.confirm(t.Context(), c, devices, leases); err == nil {
 					t.Error("a unit that is being released was taken")
 				}
@@ -161,7 +160,7 @@ func TestPrepareWaits(t *testing.T) {
 				c := w.claim("c", tc.entry)
 				if tc.lease != nil {
 					w.attach("a100-0", 0, c)
-					w.change("a100-0", tc.lease)
+					w.change(tc.lease)
 				}
 				before := w.files()
 				began := time.Now()
@@ -252,7 +251,7 @@ func TestPrepareRefusesSecondClaim(t *testing.T) {
 		w.attach("a100-0", 0, a)
 		mustPrepare(t, p, a)
 		// The claim is gone, the unit is b's; a's container still runs.
-		w.change("a100-0", func(l *device.Lease) { l.Attempt = attemptOf(b, "a100-0") })
+		w.change(func(l *device.Lease) { l.Attempt = attemptOf(b, "a100-0") })
 		_, err := prepare(t.Context(), t, p, b)
 		if err == nil || !strings.Contains(err.Error(), "waiting for unit a100-0 to be unprepared for claim team/a (UID uid-a)") {
 			t.Errorf("second claim: %v", err)
@@ -290,7 +289,7 @@ func TestPrepareAdminAccess(t *testing.T) {
 	w := newWorld(t)
 	p := w.known()
 	a, watcher := w.claim("a", "a100-0"), w.claim("watcher", "a100-0-ready")
-	watcher.Status.Allocation.Devices.Results[0].AdminAccess = ptr.To(true)
+	watcher.Status.Allocation.Devices.Results[0].AdminAccess = new(true)
 	w.attach("a100-0", 0, a)
 	mustPrepare(t, p, watcher)
 	mustPrepare(t, p, a)
@@ -392,7 +391,7 @@ func TestPrepareNewAllocationOfSameClaim(t *testing.T) {
 		w.attach("a100-0", 0, c)
 		mustPrepare(t, p, c)
 		again := c.DeepCopy()
-		again.Status.Allocation.AllocationTimestamp = ptr.To(metav1.NewTime(time.Date(2026, 1, 2, 4, 0, 0, 0, time.UTC)))
+		again.Status.Allocation.AllocationTimestamp = new(metav1.NewTime(time.Date(2026, 1, 2, 4, 0, 0, 0, time.UTC)))
 		w.attach("a100-0", 0, again)
 		if _, err := prepare(t.Context(), t, p, again); err == nil || !strings.Contains(err.Error(), "its allocation at 2026-01-02T03:04:05Z") {
 			t.Errorf("prepare of the new allocation: %v", err)
@@ -535,7 +534,7 @@ func TestPrepareSeesTheOtherAgent(t *testing.T) {
 		a, b := w.claim("a", "a100-0"), w.claim("b", "a100-0")
 		w.attach("a100-0", 0, a)
 		mustPrepare(t, old, a)
-		w.change("a100-0", func(l *device.Lease) { l.Attempt = attemptOf(b, "a100-0") })
+		w.change(func(l *device.Lease) { l.Attempt = attemptOf(b, "a100-0") })
 		if _, err := prepare(t.Context(), t, young, b); err == nil || !strings.Contains(err.Error(), "uid-a") {
 			t.Errorf("prepared by two agents for two claims: %v", err)
 		}
