@@ -22,7 +22,7 @@ demo: tools programs image ## Show the main job on a real cluster: KEEP=1 leaves
 	go run ./test/demo
 
 .PHONY: test
-test: static unit-race e2e ## Every test that takes less than half an hour
+test: tools static unit-race e2e ## Every test that takes less than half an hour
 
 .PHONY: test-long
 test-long: tools programs image ## Tests that take longer

@@ -16,6 +16,7 @@ import (
 // decides, so that another distribution can bring it in another way.
 func debianPackages() [][2]string {
 	return [][2]string{
+		{"buildah", "/usr/bin/buildah"},
 		{"busybox-static", "/bin/busybox"},
 		{"ca-certificates", "/etc/ssl/certs/ca-certificates.crt"},
 		{"containernetworking-plugins", "/usr/lib/cni/bridge"},

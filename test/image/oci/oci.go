@@ -105,7 +105,7 @@ func (img Image) layer() ([]byte, error) {
 func (img Image) config(layer []byte) any {
 	return map[string]any{
 		"architecture": runtime.GOARCH, "os": "linux", "created": epoch.Format(time.RFC3339),
-		"config": map[string]any{"Entrypoint": img.Entrypoint, "Cmd": img.Cmd, "Env": img.Env, "Labels": img.Labels, "WorkingDir": "/"},
+		"config": map[string]any{"Entrypoint": img.Entrypoint, "Cmd": img.Cmd, "Env": img.Env, "Labels": img.Labels},
 		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{"sha256:" + digest(layer)}},
 	}
 }
