@@ -8,7 +8,7 @@ CHASSIS ?= test/chassis/demo.yaml
 RUN     ?= .
 
 # What needs a cluster of its own and takes minutes is not part of the unit tests.
-UNITS = $(shell go list ./... | grep -v -e /test/e2e -e /test/demo)
+UNITS = $(shell go list ./... | grep -v -e /test/e2e -e /test/demo -e /test/fences)
 
 .DEFAULT_GOAL := help
 .PHONY: help
@@ -23,6 +23,7 @@ demo: tools programs image ## Show the main job on a real cluster: KEEP=1 leaves
 
 .PHONY: test
 test: tools static unit-race e2e ## Every test that takes less than half an hour
+	$(CLUSTER) down
 
 .PHONY: test-long
 test-long: tools programs image ## Tests that take longer
@@ -57,7 +58,9 @@ unit-race: ## Unit tests with the race detector
 	go test -race $(UNITS)
 
 .PHONY: e2e
-e2e: tools programs image ## End-to-end tests on a real cluster: RUN=regex chooses
+e2e: tools programs image ## End-to-end tests on a real cluster, which stays up: RUN=regex chooses
+	$(CLUSTER) up --chassis $(CHASSIS)
+	go test -count=1 -timeout=5m -run '$(RUN)' ./test/fences -require-cluster -kubeconfig $(CURDIR)/.cache/cluster/admin.conf
 	go test -count=1 -timeout=25m -v -run '$(RUN)' ./test/e2e/...
 
 .PHONY: cluster

@@ -135,12 +135,16 @@ func (h hierarchy) make(name string) error {
 	return nil
 }
 
+// enableControllers makes those controllers usable below dir that a kubelet asks for, if the machine has them.
 func enableControllers(dir string) error {
 	data, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
 	if err != nil {
 		return fmt.Errorf("read cgroup controllers: %w", err)
 	}
 	for controller := range strings.FieldsSeq(string(data)) {
+		if !slices.Contains([]string{"cpu", "cpuset", "hugetlb", "io", "memory", "pids"}, controller) {
+			continue
+		}
 		err := os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+"+controller), 0o644)
 		if err != nil {
 			return fmt.Errorf("enable cgroup controller %s: %w", controller, err)

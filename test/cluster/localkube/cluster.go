@@ -350,12 +350,35 @@ func (c *Cluster) down(ctx context.Context) error {
 	if err := unmountBelow(c.State); err != nil {
 		return err
 	}
+	if err := c.keepPodLogs(); err != nil {
+		return err
+	}
 	restoreSysctls(rec.Sysctls)
 	for _, dir := range rec.MountPoints {
 		// Not empty means somebody else uses it by now.
 		_ = os.Remove(dir)
 	}
 	return c.removeState()
+}
+
+// PodLogs is where the logs of a node's Pods are once the cluster is down.
+func (l Layout) PodLogs(node string) string { return filepath.Join(l.Logs(), node+"-pods") }
+
+// keepPodLogs saves the logs of all Pods from the removal: after a failed test they are what counts.
+func (c *Cluster) keepPodLogs() error {
+	for _, node := range Nodes() {
+		from := filepath.Join(c.NodeDir(node.Name), "log", "pods")
+		if _, err := os.Stat(from); err != nil {
+			continue // this node has run none
+		}
+		if err := os.RemoveAll(c.PodLogs(node.Name)); err != nil {
+			return fmt.Errorf("remove the last run's Pod logs: %w", err)
+		}
+		if err := os.Rename(from, c.PodLogs(node.Name)); err != nil {
+			return fmt.Errorf("keep Pod logs: %w", err)
+		}
+	}
+	return nil
 }
 
 // removeState removes all but the logs and the lock, the record last: an interrupted removal is
