@@ -28,7 +28,7 @@ func newMetrics() *Metrics {
 func scrape(t *testing.T, m *Metrics, prefixes ...string) []string {
 	t.Helper()
 	w := httptest.NewRecorder()
-	m.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	m.Handler().ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", nil))
 	if w.Code != http.StatusOK {
 		t.Fatalf("scrape: %d %s", w.Code, w.Body)
 	}
@@ -185,7 +185,7 @@ func TestOthers(t *testing.T) {
 }
 
 func TestServer(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}

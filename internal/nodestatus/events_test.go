@@ -23,7 +23,11 @@ import (
 type recorder struct{ lines []string }
 
 func (r *recorder) Eventf(regarding, _ runtime.Object, eventtype, reason, action, note string, args ...any) {
-	on := regarding.(*corev1.ObjectReference)
+	on, ok := regarding.(*corev1.ObjectReference)
+	if !ok {
+		r.lines = append(r.lines, fmt.Sprintf("an event on a %T", regarding))
+		return
+	}
 	name := on.Name
 	if on.Namespace != "" {
 		name = on.Namespace + "/" + name
@@ -117,9 +121,13 @@ func TestStartRecorder(t *testing.T) {
 	c := fake.NewClientset()
 	sent := make(chan *eventsv1.Event, 1)
 	c.PrependReactor("create", "events", func(a clienttesting.Action) (bool, runtime.Object, error) {
-		ev := a.(clienttesting.CreateAction).GetObject().(*eventsv1.Event)
-		sent <- ev
-		return true, ev, nil
+		if create, ok := a.(clienttesting.CreateAction); ok {
+			if ev, ok := create.GetObject().(*eventsv1.Event); ok {
+				sent <- ev
+				return true, ev, nil
+			}
+		}
+		return false, nil, nil
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

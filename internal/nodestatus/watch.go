@@ -90,7 +90,7 @@ var errNotRead = errors.New("not read from the API server yet")
 // WaitForSync blocks until Node and slices were read once, or ctx ends.
 func (w *Watch) WaitForSync(ctx context.Context) error {
 	if !cache.WaitForCacheSync(ctx.Done(), w.nodes.HasSynced, w.slices.HasSynced) {
-		return fmt.Errorf("Node %s: %w: %w", w.name, errNotRead, context.Cause(ctx)) //nolint:revive,staticcheck // a kind's name
+		return fmt.Errorf("Node %s: %w: %w", w.name, errNotRead, context.Cause(ctx))
 	}
 	return nil
 }

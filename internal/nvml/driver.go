@@ -262,7 +262,7 @@ func (s *session) init(lib *library) error {
 	d.mu.Unlock()
 	if gone && ret == nvml.SUCCESS {
 		// Nobody waits for it any more, and one count too many would keep the library from ever shutting down.
-		lib.nvml.Shutdown()
+		return errors.Join(ErrHung, failure("nvmlShutdown", "", lib.nvml.Shutdown()))
 	}
 	if ret == nvml.ERROR_LIB_RM_VERSION_MISMATCH || (ret != nvml.SUCCESS && replaced(d, lib)) {
 		return fmt.Errorf("%w: the driver was replaced since %s was loaded; restart the agent",

@@ -53,7 +53,6 @@ func failure(call, on string, ret nvml.Return) error {
 }
 
 func returnText(ret nvml.Return) string {
-	//nolint:exhaustive // the others are rare enough to be looked up by number
 	switch ret {
 	case nvml.ERROR_UNINITIALIZED:
 		return "that it is not initialized"

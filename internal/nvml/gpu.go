@@ -327,12 +327,9 @@ func (s *session) processes(lib *library, dev nvml.Device, pci device.PCIAddress
 		names []string
 		get   func() ([]nvml.ProcessInfo, nvml.Return)
 	}{
-		{[]string{"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2", "nvmlDeviceGetComputeRunningProcesses"},
-			dev.GetComputeRunningProcesses},
-		{[]string{"nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v2", "nvmlDeviceGetGraphicsRunningProcesses"},
-			dev.GetGraphicsRunningProcesses},
-		{[]string{"nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v2", "nvmlDeviceGetMPSComputeRunningProcesses"},
-			dev.GetMPSComputeRunningProcesses},
+		{versions("nvmlDeviceGetComputeRunningProcesses"), dev.GetComputeRunningProcesses},
+		{versions("nvmlDeviceGetGraphicsRunningProcesses"), dev.GetGraphicsRunningProcesses},
+		{versions("nvmlDeviceGetMPSComputeRunningProcesses"), dev.GetMPSComputeRunningProcesses},
 	}
 	byPID := map[int]Process{}
 	for _, l := range lists {
@@ -363,6 +360,9 @@ func (s *session) processes(lib *library, dev nvml.Device, pci device.PCIAddress
 	return procs, nil
 }
 
+// versions are the three that a call that lists processes has had, newest first, as go-nvml chooses.
+func versions(call string) []string { return []string{call + "_v3", call + "_v2", call} }
+
 // handle returns the handle of the GPU at an address, for use in this session only.
 func (s *session) handle(lib *library, pci device.PCIAddress) (nvml.Device, error) {
 	name, err := s.call(lib, "nvmlDeviceGetHandleByPciBusId_v2", "nvmlDeviceGetHandleByPciBusId")
@@ -389,7 +389,9 @@ func (d *Driver) Versions(ctx context.Context) (Versions, error) {
 			return err
 		}
 		if _, err = s.call(lib, "nvmlSystemGetNVMLVersion"); err == nil {
-			got.NVML, _ = lib.nvml.SystemGetNVMLVersion()
+			if text, ret := lib.nvml.SystemGetNVMLVersion(); ret == nvml.SUCCESS {
+				got.NVML = text
+			}
 		}
 		if _, err = s.call(lib, "nvmlSystemGetCudaDriverVersion"); err == nil {
 			if cuda, ret := lib.nvml.SystemGetCudaDriverVersion(); ret == nvml.SUCCESS {
@@ -455,7 +457,7 @@ func pciInfo(pci device.PCIAddress) *nvml.PciInfo {
 // copyText fills a C string of the platform's char and leaves its last byte zero.
 func copyText[char ~int8 | ~uint8](to []char, text string) {
 	for i := 0; i < len(text) && i < len(to)-1; i++ {
-		to[i] = char(text[i]) //nolint:gosec // ASCII
+		to[i] = char(text[i])
 	}
 }
 

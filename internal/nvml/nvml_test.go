@@ -36,7 +36,7 @@ func run(m *testing.M) int {
 	}
 	defer os.RemoveAll(dir)
 	hostRoot = dir
-	build := exec.Command("make", "-s", "-C", "../../test/nvml", "OUT="+filepath.Join(dir, libraryDir), "VARIANT="+*variant)
+	build := exec.CommandContext(context.Background(), "make", "-s", "-C", "../../test/nvml", "OUT="+filepath.Join(dir, libraryDir), "VARIANT="+*variant)
 	if out, err := build.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "build the test library: %v\n%s", err, out)
 		return 1

@@ -41,7 +41,7 @@ func parseInformation(text string, g *GPU) {
 			}
 		case "Device Minor":
 			if n, err := strconv.ParseUint(value, 10, 20); err == nil {
-				g.Minor = int(n) //nolint:gosec // 20 bits
+				g.Minor = int(n)
 			}
 		}
 	}

@@ -87,7 +87,7 @@ func serve(t *testing.T, gpus ...*card) *driverServer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.Listen("unix", fmt.Sprintf("/proc/self/fd/%d/nvml.sock", dir.Fd()))
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", fmt.Sprintf("/proc/self/fd/%d/nvml.sock", dir.Fd()))
 	if err != nil {
 		t.Fatal(err)
 	}
