@@ -142,7 +142,10 @@ func (w world) observe() Observation {
 func (w world) observeCall(o *Observation) {
 	if w.last != noCall {
 		o.Last = &Result{At: ago(time.Second)}
-		if w.lastOld {
+		switch {
+		case w.settled:
+			o.Last.At = ago(time.Hour)
+		case w.lastOld:
 			o.Last.At = ago(time.Minute)
 		}
 		if c := []device.FaultClass{"", "", device.FaultBusy, device.FaultNoCapacity, device.FaultUnknown}[w.last]; c != "" {

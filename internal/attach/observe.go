@@ -48,8 +48,13 @@ func (o *Observation) justAsked() bool {
 	return o.Now.Before(o.past(o.Lease.AskedAt).Add(o.Settings.Look))
 }
 
+// settledAt counts from the end of the call where this process saw that, else from the stored intent.
 func (o *Observation) settledAt() time.Time {
-	return o.past(o.Lease.AskedAt).Add(o.Settings.Settle)
+	from := o.past(o.Lease.AskedAt)
+	if o.Last != nil && o.Last.At.After(from) {
+		from = o.Last.At
+	}
+	return from.Add(o.Settings.Settle)
 }
 
 // refused: the last call was answered, and nothing happened.

@@ -214,6 +214,7 @@ var table = map[device.Phase][]row{
 		{situation: "reply lost, claim gone, too late, may still come", mods: with(late, nobody), rule: "unknown, may still come", want: Wait, wake: 4 * time.Second},
 		{situation: "nothing came", mods: with(settled), rule: "nothing came, ask again", want: StoreIntent},
 		{situation: "nothing came by the last list, which was asked too early", mods: with(settledSince(500 * time.Millisecond)), rule: "unknown, may still come", want: ListFabric},
+		{situation: "the call took long, and ended without an answer", mods: with(settled, answered(device.FaultUnknown, 10*time.Second), looked(time.Second)), rule: "unknown, may still come", want: Wait, wake: 4 * time.Second},
 		{situation: "it may come for another second", mods: with(settledSince(-time.Second)), rule: "unknown, may still come", want: Wait, wake: time.Second},
 		{situation: "nothing came, too late", mods: with(settled, late), rule: "nothing came in time", want: Store, check: failed1("AttachTimeout", device.BlameUnit)},
 		{situation: "nothing came, claim gone", mods: with(settled, nobody), rule: "nothing came, unwanted", want: Delete},
