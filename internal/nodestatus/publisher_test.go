@@ -299,13 +299,16 @@ func TestSetLabels(t *testing.T) {
 	}{
 		{"nothing to do", map[string]string{a.AttachableLabel(): "true"}, pool.NodeLabels{Attachable: map[device.Model]bool{a: true, b: false}}, ""},
 		{
-			"on and off", map[string]string{a.AttachableLabel(): "true", "x": "y"},
+			"on and off",
+			map[string]string{a.AttachableLabel(): "true", "x": "y"},
 			pool.NodeLabels{Attachable: map[device.Model]bool{a: false, b: true}, Idle: true},
 			`{"gpu.cohdi.io/a100.attachable":null,"gpu.cohdi.io/h100.attachable":"true","gpu.cohdi.io/idle":"true"}`,
 		},
 		{
-			"a model that is no more", map[string]string{"gpu.cohdi.io/old.attachable": "true", device.LabelFabric: "f1"},
-			pool.NodeLabels{}, `{"gpu.cohdi.io/old.attachable":null}`,
+			"a model that is no more",
+			map[string]string{"gpu.cohdi.io/old.attachable": "true", device.LabelFabric: "f1"},
+			pool.NodeLabels{},
+			`{"gpu.cohdi.io/old.attachable":null}`,
 		},
 		{"another value", map[string]string{device.LabelIdle: "maybe"}, pool.NodeLabels{Idle: true}, `{"gpu.cohdi.io/idle":"true"}`},
 	} {
