@@ -191,10 +191,12 @@ type checkpoint struct {
 	// mutex holds one token: whoever has it may use the lock file.
 	mutex    chan struct{}
 	observer Observer
+	// lost is called when what was prepared before has to be rebuilt.
+	lost func()
 }
 
-func newCheckpoint(dir, bootID string, c clock.Clock, o Observer) *checkpoint {
-	return &checkpoint{dir: dir, bootID: bootID, clock: c, mutex: make(chan struct{}, 1), observer: o}
+func newCheckpoint(dir, bootID string, c clock.Clock, o Observer, lost func()) *checkpoint {
+	return &checkpoint{dir: dir, bootID: bootID, clock: c, mutex: make(chan struct{}, 1), observer: o, lost: lost}
 }
 
 func (c *checkpoint) path() string { return filepath.Join(c.dir, checkpointFile) }
@@ -262,6 +264,9 @@ func (c *checkpoint) updateLocked(change func(*record) (bool, error)) (kept stri
 		return "", nil, err
 	}
 	write, err := change(r)
+	if r.Rebuild {
+		c.lost()
+	}
 	if err != nil || (!write && !stale) {
 		return kept, cause, err
 	}

@@ -178,6 +178,42 @@ func TestDamagedCheckpointRebuilt(t *testing.T) {
 	}
 }
 
+// Damaged while the agent runs, and found by whoever comes first.
+func TestDamageIsRepairedAtOnce(t *testing.T) {
+	for name, find := range map[string]func(*testing.T, *Plugin, *resourceapi.ResourceClaim){
+		"unprepare": unprepare,
+		"prepare":   func(t *testing.T, p *Plugin, c *resourceapi.ResourceClaim) { t.Helper(); mustPrepare(t, p, c) },
+		"node loop": func(_ *testing.T, p *Plugin, _ *resourceapi.ResourceClaim) { p.PreparedBy("0", "a100-0") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
+				p := w.known()
+				c := w.claim("c", "a100-0")
+				w.attach("a100-0", 0, c)
+				mustPrepare(t, p, c)
+				ctx, cancel := contextWithCancel(t)
+				stopped := make(chan struct{})
+				go func() {
+					defer close(stopped)
+					p.tidyUntil(ctx)
+				}()
+				synctest.Wait()
+				if err := os.Truncate(p.checkpoint.path(), 30); err != nil {
+					t.Fatal(err)
+				}
+				find(t, p, c)
+				time.Sleep(time.Second)
+				if owners, known := p.PreparedBy("0", "a100-0"); !known || (len(owners) == 0) != (name == "unprepare") {
+					t.Errorf("PreparedBy = %v, %v", owners, known)
+				}
+				cancel()
+				<-stopped
+			})
+		})
+	}
+}
+
 // A rebuilt entry may be of a running container: a failing Prepare of the same claim must not drop it.
 func TestRebuiltEntrySurvivesFailedPrepare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -214,8 +250,8 @@ func TestCheckpointLock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		w.known()
-		mine := newCheckpoint(w.dataDir, "boot-1", clock.RealClock{}, (*worldObserver)(w))
-		theirs := newCheckpoint(w.dataDir, "boot-1", clock.RealClock{}, (*worldObserver)(w))
+		mine := newCheckpoint(w.dataDir, "boot-1", clock.RealClock{}, (*worldObserver)(w), func() {})
+		theirs := newCheckpoint(w.dataDir, "boot-1", clock.RealClock{}, (*worldObserver)(w), func() {})
 		unlock, err := theirs.lock(t.Context())
 		if err != nil {
 			t.Fatal(err)

@@ -37,6 +37,10 @@ type Settings struct {
 	CDIDir string
 	// BootID is the machine's, from /proc/sys/kernel/random/boot_id.
 	BootID string
+	// HostRoot is where the host's root directory is mounted here. With it, containers see the driver's
+	// libraries by the names that loaders ask for, also where no CDI hook makes these links. Empty: that
+	// is left to the spec maker.
+	HostRoot string
 	// Metadata writes the device metadata files (KEP-5304) that containers can read.
 	Metadata bool
 
@@ -89,7 +93,7 @@ func New(s Settings) (*Plugin, error) {
 		s: s, specs: specDir{s.CDIDir}, claims: newTurns(), released: newBroadcast(),
 		untidy: make(chan struct{}, 1),
 	}
-	p.checkpoint = newCheckpoint(s.DataDir, s.BootID, s.Clock, s.Observer)
+	p.checkpoint = newCheckpoint(s.DataDir, s.BootID, s.Clock, s.Observer, p.wakeTidy)
 	return p, nil
 }
 
@@ -150,6 +154,9 @@ func (p *Plugin) PreparedBy(fabric device.FabricID, unit device.Unit) (claims []
 	r, err := p.checkpoint.read()
 	if err != nil {
 		return nil, false
+	}
+	if r.Rebuild {
+		p.wakeTidy()
 	}
 	return r.owners(fabric, unit), !r.Rebuild
 }

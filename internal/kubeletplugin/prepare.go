@@ -198,6 +198,9 @@ func (p *Plugin) tryPrepare(ctx context.Context, claim *resourceapi.ResourceClai
 	if err = checkEdits(gpus, common, own); err != nil {
 		return nil, err
 	}
+	if common.Mounts, err = withSONames(p.s.HostRoot, common); err != nil {
+		return nil, waitFor("the driver's libraries: %v", err)
+	}
 	if err = p.specs.write(claim.UID, devices, common, own); err != nil {
 		return nil, waitFor("the CDI spec to be written: %v", err)
 	}
@@ -277,7 +280,6 @@ func attemptText(a device.Attempt) string {
 func (p *Plugin) reserve(ctx context.Context, claim *resourceapi.ResourceClaim, devices []preparedDevice) (completed bool, err error) {
 	err = p.checkpoint.update(ctx, func(r *record) (bool, error) {
 		if r.Rebuild {
-			p.wakeTidy()
 			return false, waitFor("the checkpoint to be rebuilt from device leases")
 		}
 		if owner, d, conflict := r.conflict(claim.UID, devices); conflict {
