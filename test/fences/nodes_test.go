@@ -50,7 +50,7 @@ func TestNodes(t *testing.T) {
 		{"a node does not make itself attachable", c.holder, patchNode(nodeHolder, label(attachable, "true")), saysLeader},
 		{"nor through its status", c.holder, patchNode(nodeHolder, label(attachable, "true"), "status"), saysLeader},
 		{"nor does another", c.other, patchNode(nodeHolder, label(attachable, "true")), saysLeader},
-		{"nor one without a Pod", c.unbound, patchNode(nodeHolder, label(attachable, "true")), saysUnbound},
+		{"nor one without a Pod", c.unbound, patchNode(nodeHolder, label(attachable, "true")), saysEither},
 		{"the leader makes it attachable", c.leader, patchNode(nodeHolder, label(attachable, "true")), ""},
 		{"and says that a unit is idle", c.leader, patchNode(nodeHolder, label(device.LabelIdle, "true")), ""},
 		{"not in another fabric", c.leader, patchNode(nodeOther, label(attachable, "true")), saysLeader},
