@@ -22,7 +22,7 @@ demo: tools programs image ## Show the main job on a real cluster: KEEP=1 leaves
 	go run ./test/demo
 
 .PHONY: test
-test: tools static unit-race e2e ## Every test that takes less than half an hour
+test: tools static unit-race cluster-test e2e ## Every test that takes less than half an hour
 	$(CLUSTER) down
 
 .PHONY: test-long
@@ -62,6 +62,11 @@ e2e: tools programs image ## End-to-end tests on a real cluster, which stays up:
 	$(CLUSTER) up --chassis $(CHASSIS)
 	go test -count=1 -timeout=5m -run '$(RUN)' ./test/fences -require-cluster -kubeconfig $(CURDIR)/.cache/cluster/admin.conf
 	go test -count=1 -timeout=25m -v -run '$(RUN)' ./test/e2e/...
+
+.PHONY: cluster-test
+cluster-test: tools $(CLUSTER) ## Test the cluster itself: takes down the one that is up
+	$(CLUSTER) down
+	go test -count=1 -timeout=10m ./test/cluster/localkube -real
 
 .PHONY: cluster
 cluster: tools programs ## Start a cluster that stays

@@ -71,12 +71,20 @@ func TestStop(t *testing.T) {
 
 func TestRunningToldFromReusedPID(t *testing.T) {
 	l, p := newProcess(t, "exec sleep 1000")
-	// Our own pid with another start time: the number is in use, the process is another.
+	record, err := os.ReadFile(l.pidFile(p))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A pid that is in use, by a process that began at another time.
 	if err := os.WriteFile(l.pidFile(p), []byte("1 1\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	if pid, ok := l.running(p); ok {
 		t.Errorf("pid %d taken for ours", pid)
+	}
+	// For the clean-up.
+	if err := os.WriteFile(l.pidFile(p), record, 0o644); err != nil {
+		t.Fatal(err)
 	}
 }
 
