@@ -34,7 +34,7 @@ import (
 )
 
 var (
-	kubeconfig = flag.String("kubeconfig", "../../.cache/cluster/kubeconfig", "administrator's kubeconfig of the cluster")
+	kubeconfig = flag.String("kubeconfig", "../../.cache/cluster/admin.conf", "administrator's kubeconfig of the cluster")
 	required   = flag.Bool("require-cluster", false, "fail instead of skip when there is no cluster")
 )
 
