@@ -52,6 +52,19 @@ func (h *host) Observe(ctx context.Context) (node.Sight, error) {
 	return sight, nil
 }
 
+// addresses are where GPUs are on this machine; none where the bus cannot be read.
+func (h *host) addresses(ctx context.Context) []device.PCIAddress {
+	bus, err := h.pci.Snapshot(ctx)
+	if err != nil {
+		return nil
+	}
+	at := make([]device.PCIAddress, 0, len(bus))
+	for _, f := range bus {
+		at = append(at, f.Address)
+	}
+	return at
+}
+
 // Rescan looks at the whole bus: which port a fabric uses for the next device is not known before.
 func (h *host) Rescan(ctx context.Context) error {
 	_, err := h.pci.Rescan(ctx, hotplug.Hint{})
@@ -65,7 +78,17 @@ func (h *host) Discover(ctx context.Context) error {
 	if st := h.driver.Refresh(ctx); st.State != nvml.StateReady {
 		return errors.New(st.Reason)
 	}
-	return h.driver.Rediscover(ctx)
+	bus, err := h.pci.Snapshot(ctx)
+	if err != nil {
+		return err
+	}
+	var bound []device.PCIAddress
+	for _, f := range bus {
+		if f.Driver != "" {
+			bound = append(bound, f.Address)
+		}
+	}
+	return h.driver.Rediscover(ctx, bound...)
 }
 
 // Drain makes the driver let the GPU go. A driver that cannot drain, or does not have the GPU, is no
@@ -108,6 +131,9 @@ func (h *host) Holders(ctx context.Context, a device.PCIAddress) ([]string, erro
 	for _, g := range gpus {
 		if g.PCI != a {
 			continue
+		}
+		if g.Minor < 0 {
+			return nil, fmt.Errorf("which device node belongs to %s is not known: the driver hides a GPU that was drained by a former run", a)
 		}
 		number, err := h.pci.DeviceNode(g.Minor)
 		if errors.Is(err, os.ErrNotExist) {

@@ -127,7 +127,10 @@ func (t *term) lead(ctx context.Context) error {
 		return err
 	}
 	machine := func(n *corev1.Node) (device.Machine, error) { return machineOf(n, t.m.cfg.Machines) }
-	members, err := nodestatus.NewMembers(a.client, machine, t.modelNames, t.poke)
+	members, err := nodestatus.NewMembers(nodestatus.MembersOptions{
+		Client: a.client, Machine: machine, Models: t.modelNames, Changed: t.poke,
+		WithholdOnConflict: t.m.cfg.IfAdvertisedElsewhere == config.Withhold,
+	})
 	if err != nil {
 		return err
 	}

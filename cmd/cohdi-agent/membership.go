@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"time"
 
@@ -44,6 +45,7 @@ type membership struct {
 	term *term
 	// why says, in a word and a sentence, why the node is in no fabric.
 	why, whyNot string
+	conflict    bool
 }
 
 func newMembership(a *agent, cfg config.Config) (*membership, error) {
@@ -68,7 +70,6 @@ func newMembership(a *agent, cfg config.Config) (*membership, error) {
 			},
 		}
 	}
-	a.watch.OnChange(m.lookAgain)
 	return m, nil
 }
 
@@ -104,6 +105,7 @@ func (m *membership) run(ctx context.Context) {
 			stop = m.sit(ctx, at)
 		}
 		m.tellFabric()
+		m.tellConflict(ctx)
 		pause := m.cfg.Timings.NodeList
 		if !known || at == (seat{}) {
 			pause = retryMembership
@@ -243,7 +245,10 @@ func (m *membership) fabricCondition() nodestatus.Condition {
 		return c
 	}
 	err, asked := m.managers[at.fabric].Trouble()
+	reason, message := m.ownTrouble()
 	switch {
+	case reason != "":
+		c.Reason, c.Message = reason, message
 	case !asked:
 		c.Status, c.Reason, c.Message = corev1.ConditionUnknown, "Starting", "the fabric manager is being asked"
 	case err != nil:
@@ -254,6 +259,43 @@ func (m *membership) fabricCondition() nodestatus.Condition {
 		c.Message = fmt.Sprintf("the manager of fabric %s answers and has machine %s", at.fabric, at.machine)
 	}
 	return c
+}
+
+// ownTrouble says what on the cluster's side keeps this node from working, whatever the manager says.
+func (m *membership) ownTrouble() (reason, message string) {
+	m.mu.Lock()
+	term := m.term
+	m.mu.Unlock()
+	if bad := m.a.leases.Unreadable(); len(bad) > 0 {
+		return "UnreadableLease", bad[0].Error()
+	}
+	if missing := m.a.missingRights(); len(missing) > 0 {
+		return "Forbidden", fmt.Sprintf("this agent's account lacks rights, so that no Pod would start with its GPU: %s; apply deploy/daemonset.yaml of this release",
+			strings.Join(missing, ", "))
+	}
+	if term != nil {
+		if dropped := term.trouble(); dropped != "" {
+			return "FeatureGate", dropped
+		}
+	}
+	return "", ""
+}
+
+// tellConflict says on the Node whether somebody else advertises its GPUs.
+func (m *membership) tellConflict(ctx context.Context) {
+	found, err := m.a.watch.Conflicts(m.a.host.addresses(ctx), nil)
+	if err != nil {
+		return // not everything was read yet; the watch pokes again
+	}
+	m.a.status.SetCondition(nodestatus.ConflictCondition(found))
+	m.a.metrics.SetConflict(len(found) > 0)
+	m.mu.Lock()
+	changed := (len(found) > 0) != m.conflict
+	m.conflict = len(found) > 0
+	m.mu.Unlock()
+	if changed && len(found) > 0 {
+		m.a.obs.onEvents(func(e *nodestatus.Events) { e.Conflict(found) })
+	}
 }
 
 // faultOf makes a fault of any error, for metrics.

@@ -130,8 +130,13 @@ type agent struct {
 
 	leaseNews *pluginLeases
 	gpuNews   *pluginGPUs
-	member    *membership
 	fatal     chan error
+	// config carries a changed configuration to act.
+	config chan config.Config
+
+	mu     sync.Mutex // guards the following
+	member *membership
+	lacks  []string // rights
 }
 
 func newAgent(ctx context.Context, o options, cfg config.Config) (*agent, error) {
@@ -144,7 +149,10 @@ func newAgent(ctx context.Context, o options, cfg config.Config) (*agent, error)
 		return nil, fmt.Errorf("read the machine's boot id: %w", err)
 	}
 	clk := clock.RealClock{}
-	a := &agent{o: o, clock: clk, client: cs, metrics: metrics.New(metrics.Build{Version: version}, driverStates()), fatal: make(chan error, 1)}
+	a := &agent{
+		o: o, clock: clk, client: cs, metrics: metrics.New(metrics.Build{Version: version}, driverStates()),
+		fatal: make(chan error, 1), config: make(chan config.Config),
+	}
 	a.metrics.Configure(names(cfg))
 	a.obs = &observer{log: klog.FromContext(ctx), clock: clk, metrics: a.metrics, stages: newStages(a.metrics), changed: a.poke}
 	a.host = &host{
@@ -177,8 +185,22 @@ func newAgent(ctx context.Context, o options, cfg config.Config) (*agent, error)
 	if err != nil {
 		return nil, err
 	}
+	a.watch.OnChange(a.changed)
 	a.member, err = newMembership(a, cfg)
 	return a, err
+}
+
+// changed hears that this Node, or what others publish for it, is another.
+func (a *agent) changed() {
+	a.status.Poke()
+	a.present().lookAgain()
+}
+
+// present is the membership by the configuration that holds now.
+func (a *agent) present() *membership {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.member
 }
 
 // names are the fabrics and models that the configuration names.
@@ -209,8 +231,8 @@ func (a *agent) fail(err error) {
 
 // poke makes the node loop look again.
 func (a *agent) poke() {
-	if a.member != nil {
-		a.member.poke()
+	if m := a.present(); m != nil {
+		m.poke()
 	}
 }
 
@@ -238,7 +260,9 @@ func (a *agent) run(ctx context.Context) error {
 	start("node watch", a.watch.Run)
 	start("leases", func(ctx context.Context) error { a.leases.Run(ctx); return nil })
 	start("kubelet plugin", a.plugin.Run)
+	start("own rights", a.checkRights)
 	start("loops", a.act)
+	start("configuration", func(ctx context.Context) error { return a.follow(ctx, a.present().cfg) })
 	select {
 	case <-ctx.Done():
 		klog.FromContext(ctx).Info("Stopping")
@@ -267,9 +291,50 @@ func (a *agent) act(ctx context.Context) error {
 	a.obs.setEvents(nodestatus.NewEvents(recorder, a.o.node, self.UID))
 	var all sync.WaitGroup
 	all.Go(func() { a.status.Run(ctx) })
-	a.member.run(ctx)
+	for ctx.Err() == nil {
+		a.actBy(ctx)
+	}
 	all.Wait()
 	return nil
+}
+
+// actBy runs the loops by the present configuration until another one comes.
+func (a *agent) actBy(ctx context.Context) {
+	term, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var all sync.WaitGroup
+	all.Go(func() { a.present().run(term) })
+	defer all.Wait()
+	select {
+	case <-ctx.Done():
+	case cfg := <-a.config:
+		cancel()
+		all.Wait()
+		next, err := newMembership(a, cfg)
+		if err != nil { // config has checked all that can be checked
+			a.fail(err)
+			return
+		}
+		a.metrics.Configure(names(cfg))
+		a.mu.Lock()
+		a.member = next
+		a.mu.Unlock()
+	}
+}
+
+// follow takes up a changed configuration. A faulty one is reported, and the last good one goes on.
+func (a *agent) follow(ctx context.Context, first config.Config) error {
+	log := klog.FromContext(ctx)
+	return config.Watch(ctx, a.o.config, first, func(cfg config.Config) {
+		log.Info("The configuration has changed", "fabrics", len(cfg.Fabrics))
+		select {
+		case a.config <- cfg:
+		case <-ctx.Done():
+		}
+	}, func(err error) {
+		a.metrics.Failed("Config")
+		log.Error(err, "The configuration has changed and is faulty; the last good one goes on")
+	})
 }
 
 func ignoreEnd(err error) error {

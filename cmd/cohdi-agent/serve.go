@@ -12,7 +12,9 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
 
+	"github.com/cohdi/cohdi-agent/internal/claim"
 	"github.com/cohdi/cohdi-agent/internal/node"
 	"github.com/cohdi/cohdi-agent/internal/nodestatus"
 	"github.com/cohdi/cohdi-agent/internal/nvml"
@@ -48,9 +50,10 @@ func (a *agent) serve(ctx context.Context, l net.Listener) error {
 
 // units are what this node's loop knows and waits for.
 func (a *agent) units() []node.UnitStatus {
-	a.member.mu.Lock()
-	loop := a.member.loop
-	a.member.mu.Unlock()
+	m := a.present()
+	m.mu.Lock()
+	loop := m.loop
+	m.mu.Unlock()
 	if loop == nil {
 		return []node.UnitStatus{}
 	}
@@ -69,6 +72,27 @@ func (a *agent) ready() error {
 		}
 	}
 	return errors.Join(why...)
+}
+
+// checkRights asks once what this agent's account may not do. A later change of the rights is seen when the
+// agent restarts, as it does when the manifest is applied again with another image.
+func (a *agent) checkRights(ctx context.Context) error {
+	missing, err := claim.New(claim.Options{Client: a.client, Clock: a.clock}).SelfCheck(ctx)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "The agent's own rights could not be checked; a write that is refused will tell")
+		return nil
+	}
+	a.mu.Lock()
+	a.lacks = missing
+	a.mu.Unlock()
+	a.present().tellFabric()
+	return nil
+}
+
+func (a *agent) missingRights() []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.lacks
 }
 
 // hotplugCondition says on the Node whether devices that come are seen and can be used.

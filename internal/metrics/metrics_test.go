@@ -3,10 +3,6 @@
 package metrics
 
 import (
-	"context"
-	"errors"
-	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -181,59 +177,5 @@ func TestOthers(t *testing.T) {
 		if !strings.Contains(got, want+"\n") {
 			t.Errorf("no %s", want)
 		}
-	}
-}
-
-func TestServer(t *testing.T) {
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	h := NewHealth("config", "fabric f1")
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error)
-	go func() { ended <- NewServer(newMetrics(), h).Serve(ctx, l) }()
-	get := func(path string) (int, string) {
-		t.Helper()
-		resp, err := http.Get("http://" + l.Addr().String() + path) //nolint:noctx // a test
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer resp.Body.Close()
-		body, err := io.ReadAll(resp.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return resp.StatusCode, string(body)
-	}
-	check := func(path string, code int, body string) {
-		t.Helper()
-		if c, b := get(path); c != code || b != body {
-			t.Errorf("GET %s = %d %q, want %d %q", path, c, b, code, body)
-		}
-	}
-	check("/healthz", 200, "ok\n")
-	check("/readyz", 503, "config: nothing reported yet\nfabric f1: nothing reported yet\n")
-	h.Ready("config", nil)
-	h.Ready("fabric f1", errors.New("no route to host"))
-	check("/readyz", 503, "config: ok\nfabric f1: no route to host\n")
-	if not := h.NotReady(); len(not) != 1 || not["fabric f1"] == nil {
-		t.Errorf("NotReady = %v", not)
-	}
-	h.Ready("fabric f1", nil)
-	check("/readyz", 200, "config: ok\nfabric f1: ok\n")
-	h.Alive("node loop", errors.New("it stopped"))
-	check("/healthz", 503, "node loop: it stopped\n")
-	h.Alive("node loop", nil)
-	check("/healthz", 200, "ok\n")
-	if c, b := get("/metrics"); c != 200 || !strings.Contains(b, "cohdi_agent_build_info") {
-		t.Errorf("GET /metrics = %d", c)
-	}
-	if c, _ := get("/debug/pprof/"); c != 404 {
-		t.Errorf("GET /debug/pprof/ = %d", c)
-	}
-	cancel()
-	if err := <-ended; err != nil {
-		t.Error(err)
 	}
 }

@@ -31,13 +31,25 @@ type Members struct {
 	machine func(*corev1.Node) (device.Machine, error)
 	models  func() []device.Model
 	changed func()
+	// withhold: nothing is offered on a Node where somebody else advertises its GPUs.
+	withhold bool
 }
 
-// NewMembers returns a view on the Nodes. machine tells which machine a Node is; models are those that the
-// fabric's configuration names; changed is called after anything changed and must not block.
-func NewMembers(client kubernetes.Interface, machine func(*corev1.Node) (device.Machine, error), models func() []device.Model, changed func()) (*Members, error) {
-	nodes := coreinformers.NewNodeInformer(client, 0, cache.Indexers{})
-	pods := coreinformers.NewFilteredPodInformer(client, device.AgentNamespace, 0, cache.Indexers{
+// MembersOptions are what a Members needs. Machine tells which machine a Node is, Models those that the
+// fabric's configuration names; Changed is called after anything changed and must not block.
+type MembersOptions struct {
+	Client  kubernetes.Interface
+	Machine func(*corev1.Node) (device.Machine, error)
+	Models  func() []device.Model
+	Changed func()
+	// WithholdOnConflict offers nothing on a Node with the condition GPUConflict.
+	WithholdOnConflict bool
+}
+
+// NewMembers returns a view on the Nodes.
+func NewMembers(o MembersOptions) (*Members, error) {
+	nodes := coreinformers.NewNodeInformer(o.Client, 0, cache.Indexers{})
+	pods := coreinformers.NewFilteredPodInformer(o.Client, device.AgentNamespace, 0, cache.Indexers{
 		agentsByNode: func(obj any) ([]string, error) {
 			pod, ok := obj.(*corev1.Pod)
 			if !ok {
@@ -45,16 +57,16 @@ func NewMembers(client kubernetes.Interface, machine func(*corev1.Node) (device.
 			}
 			return []string{pod.Spec.NodeName}, nil
 		},
-	}, func(o *metav1.ListOptions) { o.LabelSelector = "app.kubernetes.io/name=" + device.AgentName })
+	}, func(l *metav1.ListOptions) { l.LabelSelector = "app.kubernetes.io/name=" + device.AgentName })
 	m := &Members{
 		nodes: nodes, pods: pods, lister: corelisters.NewNodeLister(nodes.GetIndexer()),
-		machine: machine, models: models, changed: changed,
+		machine: o.Machine, models: o.Models, changed: o.Changed, withhold: o.WithholdOnConflict,
 	}
-	m.labels = NewLabels(client, m.lister.Get)
+	m.labels = NewLabels(o.Client, m.lister.Get)
 	handler := cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(any) { changed() },
+		AddFunc:    func(any) { o.Changed() },
 		UpdateFunc: func(before, after any) { m.updated(before, after) },
-		DeleteFunc: func(any) { changed() },
+		DeleteFunc: func(any) { o.Changed() },
 	}
 	for _, informer := range []cache.SharedIndexInformer{nodes, pods} {
 		if _, err := informer.AddEventHandler(handler); err != nil {
@@ -81,6 +93,7 @@ type memberKey struct {
 	machine device.Machine
 	ready   bool
 	down    bool
+	other   bool
 }
 
 func (m *Members) member(n *corev1.Node) memberKey {
@@ -90,7 +103,8 @@ func (m *Members) member(n *corev1.Node) memberKey {
 	}
 	return memberKey{
 		uid: string(n.UID), fabric: n.Labels[device.LabelFabric], machine: machine,
-		ready: nodeReady(n), down: conditionFalse(n, FabricReady),
+		ready: hasCondition(n, corev1.NodeReady, corev1.ConditionTrue), down: hasCondition(n, FabricReady, corev1.ConditionFalse),
+		other: m.withhold && hasCondition(n, GPUConflict, corev1.ConditionTrue),
 	}
 }
 
@@ -134,7 +148,7 @@ func (m *Members) List(f device.FabricID) []pool.Node {
 		attachable, idle := LeaderLabels(n, m.models())
 		all = append(all, pool.Node{
 			Name: n.Name, UID: k.uid, Machine: k.machine, Member: n.DeletionTimestamp == nil,
-			AgentReady: k.ready && m.agentRuns(n.Name), FabricDown: k.down,
+			AgentReady: k.ready && m.agentRuns(n.Name), FabricDown: k.down, Conflict: k.other,
 			Attachable: attachable, Idle: idle,
 		})
 	}
@@ -167,19 +181,10 @@ func (m *Members) agentRuns(node string) bool {
 	return false
 }
 
-func nodeReady(n *corev1.Node) bool {
-	for i := range n.Status.Conditions {
-		if n.Status.Conditions[i].Type == corev1.NodeReady {
-			return n.Status.Conditions[i].Status == corev1.ConditionTrue
-		}
-	}
-	return false
-}
-
-func conditionFalse(n *corev1.Node, t corev1.NodeConditionType) bool {
+func hasCondition(n *corev1.Node, t corev1.NodeConditionType, status corev1.ConditionStatus) bool {
 	for i := range n.Status.Conditions {
 		if n.Status.Conditions[i].Type == t {
-			return n.Status.Conditions[i].Status == corev1.ConditionFalse
+			return n.Status.Conditions[i].Status == status
 		}
 	}
 	return false

@@ -58,25 +58,25 @@ func unitRules() []unitRule {
 
 		// Nobody has it.
 		{"free, nobody wants it", func(v *view) bool { return v.lease == nil && !demanded(v) }, nothing},
-		{"free, the node cannot take it", func(v *view) bool { return v.lease == nil && v.refuseNode() != nil }, func(v *view, p *Plan) { v.refuse(p, v.refuseNode()) }},
-		{"free and wanted", func(v *view) bool { return v.lease == nil }, (*view).create},
+		{"free and wanted", func(v *view) bool { return v.lease == nil }, (*view).createOrRefuse},
 
 		// A claim has it.
 		{"its claim is gone", func(v *view) bool { return !v.lease.Attempt.IsZero() && !v.serving }, op(Clear, "no claim has this allocation any more")},
 		{"serving, told that it failed", func(v *view) bool { return v.serving && v.demand.AttachFailed }, nothing},
 		{"serving, failed", func(v *view) bool { return v.serving && v.phase() == device.Failed }, func(v *view, p *Plan) { v.refuse(p, &v.lease.Failure) }},
 		{"serving, holder away", func(v *view) bool {
-			return v.serving && !v.demand.Attached && !v.demand.Attempt.Ready() && !v.w.serves(v.holder)
+			return v.serving && !v.demand.Attached && !v.demand.Attempt.Ready() && !v.holderActs()
 		}, func(v *view, p *Plan) { v.refuse(p, away(v.lease.Node)) }},
 		{"serving", func(v *view) bool { return v.serving }, nothing},
 
 		// A node has it, for no claim.
 		{"failed and wanted", free(func(v *view) bool { return demanded(v) && v.phase() == device.Failed }), func(v *view, p *Plan) { v.refuse(p, &v.lease.Failure) }},
-		{"asked of nobody, holder away", free(func(v *view) bool { return v.phase() == device.Assigned && !v.w.serves(v.holder) }), op(Drop, "its holder is away and had asked nothing yet")},
+		{"asked of nobody, holder away", free(func(v *view) bool { return v.phase() == device.Assigned && !v.holderActs() }), op(Drop, "its holder is away and had asked nothing yet")},
 		{"wanted where it is", free(func(v *view) bool { return here(v) && !v.lease.Deleting }), (*view).assign},
+		{"wanted elsewhere, holder away", free(func(v *view) bool { return elsewhere(v) && !v.holderActs() }), func(v *view, p *Plan) { v.refuse(p, away(v.lease.Node)) }},
 		{"wanted elsewhere, idle", free(func(v *view) bool { return elsewhere(v) && v.lease.Idle() }), op(Release, "it is wanted on another node")},
 		{"wanted, on its way", free(demanded), note("is wanted and becomes free first")},
-		{"cooled down", free(func(v *view) bool { return v.cooled() && v.settled() }), op(Release, "it was idle for the cool-down")},
+		{"cooled down", free(func(v *view) bool { return v.cooled() && v.settled() && !v.allocatedHere() }), op(Release, "it was idle for the cool-down")},
 		{"waits", func(*view) bool { return true }, nothing},
 	}
 }
@@ -93,14 +93,21 @@ func op(k OpKind, why string) func(*view, *Plan) {
 	}
 }
 
+// allocatedHere: a claim was given the unit where it is, and nobody waits for it yet.
+func (v *view) allocatedHere() bool { return v.demand != nil && v.isHolder(v.wanted) }
+
 // settled: the ready entry has been tainted for long enough that no allocation of it is under way.
 func (v *view) settled() bool {
 	at := v.settledAt()
 	return !at.IsZero() && !v.w.Now.Before(at)
 }
 
-// create makes the lease of a free unit for the claim's node.
-func (v *view) create(p *Plan) {
+// createOrRefuse makes the lease of a free unit for the claim's node, if the node can take it.
+func (v *view) createOrRefuse(p *Plan) {
+	if f := v.refuseNode(p); f != nil {
+		v.refuse(p, f)
+		return
+	}
 	model := device.Model("")
 	if v.model != nil {
 		model = v.model.Name
@@ -123,8 +130,9 @@ func (v *view) assign(p *Plan) {
 	p.Ops = append(p.Ops, Op{Kind: Assign, Lease: l, Attempt: v.demand.Attempt, Why: "claim " + v.demand.Attempt.Claim() + " was allocated"})
 }
 
-// refuseNode says why the demand's node cannot be given the unit, nil if it can.
-func (v *view) refuseNode() *device.Failure {
+// refuseNode says why the demand's node cannot be given the unit, nil if it can. What the plan makes already
+// counts.
+func (v *view) refuseNode(p *Plan) *device.Failure {
 	n := v.wanted
 	switch {
 	case n == nil || !n.Member || n.Machine == "":
@@ -133,7 +141,7 @@ func (v *view) refuseNode() *device.Failure {
 		return away(n.Name)
 	case v.model == nil:
 		return &device.Failure{Reason: "UnknownModel", Blame: device.BlameUnit, Message: fmt.Sprintf("the configuration has no model for unit %s any more", v.unit)}
-	case v.model.Max > 0 && v.w.held(n.Name, v.model.Name) >= v.model.Max:
+	case v.model.Max > 0 && v.w.held(n, v.model.Name)+p.made(n, v.model.Name) >= v.model.Max:
 		return &device.Failure{Reason: "NodeFull", Blame: device.BlameNode, Message: fmt.Sprintf("node %s already has %d units of model %s, the most it may hold", n.Name, v.model.Max, v.model.Name)}
 	}
 	return nil
@@ -143,10 +151,24 @@ func away(node string) *device.Failure {
 	return &device.Failure{Reason: "AgentAway", Blame: device.BlameNode, Message: fmt.Sprintf("the agent on node %s is not ready, so nothing can be attached there", node)}
 }
 
-func (w *World) held(node string, m device.Model) int {
+// held counts the units of the model that the machine of the node has, or is about to have.
+func (w *World) held(node *Node, m device.Model) int {
 	n := 0
-	for _, l := range w.Leases {
-		if l.Node == node && l.Model == m {
+	for i := range w.Leases {
+		if w.Leases[i].Model == m && on(&w.Leases[i], node) {
+			n++
+		}
+	}
+	return n
+}
+
+// on tells whether the unit is on that node's machine, not on another that had the same name.
+func on(l *device.Lease, n *Node) bool { return l.Node == n.Name && l.Machine == n.Machine }
+
+func (p *Plan) made(node *Node, m device.Model) int {
+	n := 0
+	for _, o := range p.Ops {
+		if o.Kind == Create && o.Lease.Model == m && o.Lease.Node == node.Name {
 			n++
 		}
 	}
@@ -217,10 +239,10 @@ func labels(w *World) []NodeLabels {
 		l := NodeLabels{Node: n.Name, Attachable: map[device.Model]bool{}}
 		for j := range w.Models {
 			m := &w.Models[j]
-			l.Attachable[m.Name] = w.serves(n) && !n.FabricDown && !w.full(n.Name, m) && !w.backsOff(n.Name, m.Name)
+			l.Attachable[m.Name] = w.serves(n) && !n.FabricDown && !n.Conflict && !w.full(n, m) && !w.backsOff(n, m.Name)
 		}
 		for k := range w.Leases {
-			l.Idle = l.Idle || w.Leases[k].Node == n.Name && w.Leases[k].Idle() && w.serves(n)
+			l.Idle = l.Idle || on(&w.Leases[k], n) && w.Leases[k].Idle() && w.serves(n)
 		}
 		all = append(all, l)
 	}
@@ -228,16 +250,16 @@ func labels(w *World) []NodeLabels {
 	return all
 }
 
-func (w *World) full(node string, m *Model) bool {
+func (w *World) full(node *Node, m *Model) bool {
 	return m.Max > 0 && w.held(node, m.Name) >= m.Max
 }
 
 // backsOff: something failed on the node that speaks against the node, or a second unit failed there.
-func (w *World) backsOff(node string, m device.Model) bool {
+func (w *World) backsOff(node *Node, m device.Model) bool {
 	units := 0
 	for i := range w.Leases {
 		l := &w.Leases[i]
-		if l.Node != node || l.Model != m || !w.Now.Before(backOff(w, l)) {
+		if !on(l, node) || l.Model != m || !w.Now.Before(backOff(w, l)) {
 			continue
 		}
 		switch l.Failure.Blame {
@@ -338,8 +360,12 @@ func (v *view) onCallTaint() (Effect, string) {
 		return v.failedTaint(false)
 	case v.lease.Deleting:
 		return NoSchedule, "Releasing"
-	case !v.lease.Attempt.IsZero(), v.phase() == device.Releasing, v.lease.Idle():
-		return NoTaint, "" // its counter is taken, or it is to be had after one release
+	case !v.lease.Attempt.IsZero():
+		return NoTaint, "" // its counter is taken
+	case !v.holderActs():
+		return NoSchedule, "AgentAway" // nobody would release it
+	case v.phase() == device.Releasing, v.lease.Idle():
+		return NoTaint, "" // it is to be had after one release
 	}
 	return NoSchedule, "NotFreeYet"
 }
@@ -359,15 +385,17 @@ func (v *view) readyTaint() (Effect, string) {
 		return NoSchedule, "CoolDown"
 	case !v.isHolder(v.holder) || !v.w.serves(v.holder):
 		return NoSchedule, "AgentAway"
+	case v.holder.Conflict:
+		return NoSchedule, "GPUConflict"
 	}
 	return NoTaint, ""
 }
 
-// failedTaint evicts the Pod that runs with a device that is gone; a Pod that still waits for the device is
-// refused instead.
+// failedTaint evicts the Pod that was bound to a device that is gone or did not come; a Pod that still waits
+// for its binding is refused instead.
 func (v *view) failedTaint(ready bool) (Effect, string) {
 	running := v.serving && v.demand.Attempt.Ready() == ready && (v.demand.Attached || ready)
-	if v.lease.Failure.Reason == "Vanished" && running {
+	if running {
 		return NoExecute, v.lease.Failure.Reason
 	}
 	return NoSchedule, v.lease.Failure.Reason

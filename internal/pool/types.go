@@ -63,6 +63,8 @@ type Node struct {
 	// FabricDown: its agent says that it cannot work with the manager (a condition of the Node). Nothing
 	// new is offered there; what waits there keeps its time.
 	FabricDown bool
+	// Conflict: somebody else advertises the node's GPUs, so none of ours is to be had there.
+	Conflict bool
 	// Attachable are the models whose label the Node carries now; Idle tells the same of the idle label.
 	Attachable map[device.Model]bool
 	Idle       bool

@@ -29,15 +29,21 @@ type view struct {
 	offered bool
 }
 
-// views returns every unit of the pool in its permanent order: as published, then what only leases name,
-// then the units by which the pool has grown.
+// views returns every unit of the pool in its permanent order: as published, then what only leases or
+// claims name, then the units by which the pool has grown.
 func views(w *World) []view {
 	leases := map[device.Unit]*device.Lease{}
 	for i := range w.Leases {
 		leases[w.Leases[i].Unit] = &w.Leases[i]
 	}
 	units := slices.Clone(w.Published.Units)
-	for _, u := range slices.Sorted(maps.Keys(leases)) {
+	demands := map[device.Unit][]*Demand{}
+	for i := range w.Demands {
+		if u, _ := device.UnitOfEntry(w.Demands[i].Attempt.Entry); w.Demands[i].Attempt.Pool == w.Fabric.Pool() {
+			demands[u] = append(demands[u], &w.Demands[i])
+		}
+	}
+	for _, u := range slices.Concat(slices.Sorted(maps.Keys(leases)), slices.Sorted(maps.Keys(demands))) {
 		if !slices.Contains(units, u) {
 			units = append(units, u)
 		}
@@ -48,12 +54,6 @@ func views(w *World) []view {
 		units = append(units, c.grown()...)
 		c.units = units
 		maps.Copy(offered, c.offered())
-	}
-	demands := map[device.Unit][]*Demand{}
-	for i := range w.Demands {
-		if u, _ := device.UnitOfEntry(w.Demands[i].Attempt.Entry); w.Demands[i].Attempt.Pool == w.Fabric.Pool() {
-			demands[u] = append(demands[u], &w.Demands[i])
-		}
 	}
 	all := make([]view, 0, len(units))
 	for _, u := range units {
@@ -79,7 +79,8 @@ func (v *view) modelOf() *Model {
 	return nil
 }
 
-// take chooses the demand to serve among the claims that have the unit.
+// take chooses the demand to serve among the claims that have the unit: the one that the lease serves, else
+// the oldest that can be served.
 func (v *view) take(demands []*Demand) {
 	for _, d := range demands {
 		if v.lease != nil && v.lease.Attempt == d.Attempt {
@@ -88,7 +89,7 @@ func (v *view) take(demands []*Demand) {
 	}
 	if v.demand == nil && len(demands) > 0 {
 		v.demand = slices.MinFunc(demands, func(a, b *Demand) int {
-			return cmp.Or(cmp.Compare(a.Attempt.AllocatedAt, b.Attempt.AllocatedAt), cmp.Compare(a.Attempt.UID, b.Attempt.UID))
+			return cmp.Or(cmp.Compare(a.rank(), b.rank()), cmp.Compare(a.Attempt.AllocatedAt, b.Attempt.AllocatedAt), cmp.Compare(a.Attempt.UID, b.Attempt.UID))
 		})
 	}
 	v.rivals = max(0, len(demands)-1)
@@ -98,6 +99,14 @@ func (v *view) take(demands []*Demand) {
 	if v.demand != nil {
 		v.wanted = v.w.node(v.demand.Attempt.Node)
 	}
+}
+
+// rank puts a demand that waits before one that nobody waits for.
+func (d *Demand) rank() int {
+	if d.Reserved && !d.AttachFailed {
+		return 0
+	}
+	return 1
 }
 
 func (w *World) node(name string) *Node {
@@ -118,6 +127,12 @@ func (w *World) serves(n *Node) bool {
 // isHolder tells whether the node is the one that took the lease, not another of the same name.
 func (v *view) isHolder(n *Node) bool {
 	return n != nil && v.lease.Node == n.Name && v.lease.Machine == n.Machine && (v.lease.NodeUID == "" || v.lease.NodeUID == n.UID)
+}
+
+// holderActs tells whether somebody is there who carries the lease further: an agent on the machine that
+// took it. It need not be on the same Node object.
+func (v *view) holderActs() bool {
+	return v.w.serves(v.holder) && v.holder.Machine == v.lease.Machine
 }
 
 func (v *view) phase() device.Phase {
@@ -149,8 +164,8 @@ func (v *view) settledAt() time.Time {
 	return since.Add(v.w.Settings.ReadySettle)
 }
 
-// backOff is when a failed unit may be tried again; a stored time further away than any back-off that
-// this fabric knows counts as the longest.
+// backOff is when a failed unit may be tried again, by its holder's clock. A clock that is ahead makes it
+// longer here, until the holder, which clamps it, has deleted the lease.
 func backOff(w *World, l *device.Lease) time.Time {
 	if l.Phase != device.Failed {
 		return time.Time{}
@@ -192,7 +207,10 @@ func (c *census) quiet() bool {
 		if l.Model != c.model {
 			continue
 		}
-		if l.Phase != device.Attached || c.w.Inventory.Leased[u] != l.FabricDevice {
+		switch {
+		case l.Phase == device.Failed && l.FabricDevice == "" && l.AskedAt.IsZero():
+			continue // it holds nothing, and nothing will come of it
+		case l.Phase != device.Attached && l.Phase != device.Failed, c.w.Inventory.Leased[u] != l.FabricDevice:
 			return false
 		}
 		held++
