@@ -48,6 +48,7 @@ type Loop struct {
 	taints  map[string]time.Time // since when a taint was seen, by entry
 	away    map[string]time.Time // since when an agent was seen away, by node
 	counted time.Time            // when the manager was last asked
+	units   []device.Unit        // the order that was handed over for publishing; a cache may show it later
 
 	mu        sync.Mutex // guards the following, written by the count that runs beside the loop
 	inventory pool.Inventory
@@ -110,6 +111,7 @@ func (l *Loop) Step(ctx context.Context) time.Time {
 	l.count(ctx, w.Leases)
 	plan := pool.Decide(w)
 	l.cfg.Observer.Decided(ctx, plan)
+	l.handedOver(plan.Offers)
 	l.cfg.Publisher.Publish(ctx, plan.Offers)
 	failed := l.label(ctx, w, plan)
 	for _, r := range plan.Refusals {
@@ -129,6 +131,7 @@ func (l *Loop) Step(ctx context.Context) time.Time {
 func (l *Loop) observe(published pool.Published) pool.World {
 	now := l.cfg.Clock.Now()
 	published.TaintedSince = l.sinceTainted(published.Effects, now)
+	published.Units = l.permanent(published.Units)
 	nodes := l.cfg.Nodes.List(l.cfg.Fabric)
 	seen := map[string]time.Time{}
 	for i := range nodes {
@@ -149,6 +152,30 @@ func (l *Loop) observe(published pool.Published) pool.World {
 		Now: now, Fabric: l.cfg.Fabric, Settings: l.cfg.Settings, Models: l.cfg.Models(), Inventory: inventory,
 		Leases: l.cfg.Leases.List(), Demands: l.cfg.Claims.Demands(), Nodes: nodes, Published: published,
 	}
+}
+
+// handedOver remembers what will be published before any cache shows it: units keep their place, and an
+// entry whose taint is about to go was not tainted all the time when it is tainted again.
+func (l *Loop) handedOver(o pool.Offers) {
+	l.units = o.Units
+	for _, slice := range slices.Concat(o.Ready, o.OnCall) {
+		for i := range slice {
+			if slice[i].Effect == pool.NoTaint {
+				delete(l.taints, slice[i].Name)
+			}
+		}
+	}
+}
+
+// permanent is the order of the units as this term handed it over, before what only the API server shows.
+func (l *Loop) permanent(shown []device.Unit) []device.Unit {
+	units := slices.Clone(l.units)
+	for _, u := range shown {
+		if !slices.Contains(units, u) {
+			units = append(units, u)
+		}
+	}
+	return units
 }
 
 func (l *Loop) sinceTainted(effects map[string]pool.Effect, now time.Time) map[string]time.Time {
