@@ -100,9 +100,14 @@ func connect(t *testing.T) cluster {
 // install applies the manifest as an administrator would, the DaemonSet and its configuration aside.
 func install(ctx context.Context, t *testing.T, config *rest.Config) {
 	t.Helper()
+	apply(ctx, t, config, manifest)
+}
+
+func apply(ctx context.Context, t *testing.T, config *rest.Config, file string) {
+	t.Helper()
 	client := dynamic.NewForConfigOrDie(config)
 	mapper := restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(kubernetes.NewForConfigOrDie(config).Discovery()))
-	for _, obj := range manifestObjects(t) {
+	for _, obj := range objects(t, file) {
 		gvk := obj.GroupVersionKind()
 		if gvk.Kind == "DaemonSet" || gvk.Kind == "ConfigMap" {
 			continue
@@ -118,22 +123,23 @@ func install(ctx context.Context, t *testing.T, config *rest.Config) {
 	}
 }
 
-func manifestObjects(t *testing.T) []*unstructured.Unstructured {
+// objects reads a file of manifests.
+func objects(t *testing.T, file string) []*unstructured.Unstructured {
 	t.Helper()
-	data, err := os.ReadFile(manifest)
+	data, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var objects []*unstructured.Unstructured
+	var all []*unstructured.Unstructured
 	for d := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(data), 4096); ; {
 		obj := &unstructured.Unstructured{}
 		if err := d.Decode(obj); errors.Is(err, io.EOF) {
-			return objects
+			return all
 		} else if err != nil {
-			t.Fatalf("decode %s: %v", manifest, err)
+			t.Fatalf("decode %s: %v", file, err)
 		}
 		if len(obj.Object) > 0 {
-			objects = append(objects, obj)
+			all = append(all, obj)
 		}
 	}
 }

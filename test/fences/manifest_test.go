@@ -15,7 +15,7 @@ func policies(t *testing.T) ([]admissionv1.ValidatingAdmissionPolicy, []admissio
 	t.Helper()
 	var all []admissionv1.ValidatingAdmissionPolicy
 	var bindings []admissionv1.ValidatingAdmissionPolicyBinding
-	for _, obj := range manifestObjects(t) {
+	for _, obj := range objects(t, manifest) {
 		var err error
 		switch obj.GetKind() {
 		case "ValidatingAdmissionPolicy":

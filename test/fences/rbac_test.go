@@ -46,7 +46,7 @@ func (r right) String() string {
 func granted(t *testing.T) []right {
 	t.Helper()
 	var all []right
-	for _, obj := range manifestObjects(t) {
+	for _, obj := range objects(t, manifest) {
 		if obj.GetKind() != "ClusterRole" && obj.GetKind() != "Role" {
 			continue
 		}
