@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/cohdi/cohdi-agent/internal/device"
+)
+
+// row is one GPU of one Pod, or a Pod without a GPU, or a GPU without a Pod.
+type row struct{ Pod, Phase, Node, GPU, Claim, Lease string }
+
+func (r row) cells() []string { return []string{r.Pod, r.Phase, r.Node, r.GPU, r.Claim, r.Lease} }
+
+// header are the titles of a row's cells.
+func header() row { return row{"POD", "PHASE", "NODE", "GPU", "CLAIM", "LEASE"} }
+
+// rows are the Pods in the order in which they came, then the GPUs that no Pod has.
+func (w *world) rows() []row {
+	var all []row
+	shown := map[device.Unit]bool{}
+	for _, pod := range w.podsInOrder() {
+		r := row{Pod: pod.Name, Phase: podPhase(pod), Node: pod.Spec.NodeName}
+		claims := w.claimsOf(pod)
+		given := false
+		for _, c := range claims {
+			for _, result := range results(c) {
+				u, _ := device.UnitOfEntry(result.Device)
+				given, shown[u] = true, true
+				r.GPU, r.Claim, r.Lease = string(u), deviceSays(c, result), leaseSays(w.leases[u])
+				if l := w.leases[u]; l != nil && r.Node == "" {
+					r.Node = l.Labels[device.LabelNode]
+				}
+				all = append(all, r)
+			}
+		}
+		if !given {
+			if len(claims) > 0 {
+				r.Claim = "waiting"
+			}
+			all = append(all, r)
+		}
+	}
+	var rest []row
+	for u, l := range w.leases {
+		if !shown[u] {
+			rest = append(rest, row{Node: l.Labels[device.LabelNode], GPU: string(u), Lease: leaseSays(l)})
+		}
+	}
+	slices.SortFunc(rest, func(a, b row) int { return cmp.Compare(a.GPU, b.GPU) })
+	return append(all, rest...)
+}
+
+func (w *world) podsInOrder() []*corev1.Pod {
+	pods := make([]*corev1.Pod, 0, len(w.pods))
+	for _, p := range w.pods {
+		pods = append(pods, p)
+	}
+	slices.SortFunc(pods, func(a, b *corev1.Pod) int {
+		return cmp.Or(w.steps[a.Name][created].Compare(w.steps[b.Name][created]), cmp.Compare(a.Name, b.Name))
+	})
+	return pods
+}
+
+// podPhase is the Pod's phase, as far as it says enough.
+func podPhase(pod *corev1.Pod) string {
+	switch {
+	case pod.DeletionTimestamp != nil:
+		return "Terminating"
+	case pod.Status.Phase == "":
+		return string(corev1.PodPending)
+	}
+	return string(pod.Status.Phase)
+}
+
+// screen draws tables: in place on a terminal, otherwise a line for each row that changed.
+type screen struct {
+	out io.Writer
+	// width is the terminal's; 0 is no terminal.
+	width int
+
+	begin time.Time
+	last  []row
+	lines int // drawn in place so far
+}
+
+func newScreen(out *os.File) *screen {
+	s := &screen{out: out}
+	if size, err := unix.IoctlGetWinsize(int(out.Fd()), unix.TIOCGWINSZ); err == nil {
+		s.width = max(int(size.Col), 40)
+	}
+	return s
+}
+
+// say prints a line below what was drawn.
+func (s *screen) say(format string, args ...any) {
+	s.leave()
+	fmt.Fprintf(s.out, format+"\n", args...)
+}
+
+// start begins a table whose times count from begin.
+func (s *screen) start(begin time.Time) {
+	s.leave()
+	s.begin, s.last = begin, nil
+	if s.width == 0 {
+		fmt.Fprintln(s.out, "           "+line(header(), nil))
+	}
+}
+
+// leave keeps the table as it is; the next is drawn below.
+func (s *screen) leave() { s.lines = 0 }
+
+// draw shows the rows.
+func (s *screen) draw(rows []row, now time.Time) {
+	since := now.Sub(s.begin).Seconds()
+	if s.width == 0 {
+		for _, r := range rows {
+			if !slices.Contains(s.last, r) {
+				fmt.Fprintf(s.out, "  +%5.1f s  %s\n", since, line(r, nil))
+			}
+		}
+		for _, r := range s.last {
+			if !slices.ContainsFunc(rows, func(now row) bool { return now.Pod == r.Pod && now.GPU == r.GPU }) {
+				fmt.Fprintf(s.out, "  +%5.1f s  %s\n", since, line(row{Pod: r.Pod, GPU: r.GPU, Phase: "gone"}, nil))
+			}
+		}
+		s.last = rows
+		return
+	}
+	var b strings.Builder
+	if s.lines > 0 {
+		fmt.Fprintf(&b, "\x1b[%dA", s.lines)
+	}
+	table := []string{fmt.Sprintf("  %5.1f s  %s", since, line(header(), rows))}
+	for _, r := range rows {
+		table = append(table, "           "+line(r, rows))
+	}
+	// Rows of a longer table before are wiped.
+	for len(table) < s.lines {
+		table = append(table, "")
+	}
+	for _, l := range table {
+		if len(l) >= s.width {
+			l = l[:s.width-1]
+		}
+		b.WriteString("\r\x1b[2K" + l + "\n")
+	}
+	s.lines, s.last = len(table), rows
+	fmt.Fprint(s.out, b.String())
+}
+
+// line aligns a row's cells with those of all rows; the widths never shrink below what is usual.
+func line(r row, all []row) string {
+	widths := []int{8, 12, 5, 9, 13, 0}
+	for _, other := range all {
+		for i, c := range other.cells() {
+			widths[i] = max(widths[i], len(c)+1)
+		}
+	}
+	var b strings.Builder
+	for i, c := range r.cells() {
+		if c == "" {
+			c = "-"
+		}
+		fmt.Fprintf(&b, "%-*s ", widths[i], c)
+	}
+	return strings.TrimRight(b.String(), " ")
+}
