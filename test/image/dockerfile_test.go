@@ -22,8 +22,8 @@ import (
 	"github.com/cohdi/cohdi-agent/test/image/oci"
 )
 
-// TestDockerfile builds the image both ways around one program and compares what comes out: the two
-// descriptions must not drift apart. The program itself is of no interest here.
+// TestDockerfile builds the image both ways around a stand-in for the programs and compares what comes out: the two
+// descriptions must not drift apart. What the programs do is of no interest here.
 func TestDockerfile(t *testing.T) {
 	buildah, err := exec.LookPath("buildah")
 	if err != nil {
@@ -34,7 +34,7 @@ func TestDockerfile(t *testing.T) {
 	if err = os.WriteFile(program, []byte("a program"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	img, err := images.Agent(program)
+	img, err := images.Agent(images.Programs{Agent: program, Hook: program})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"syscall"
 
 	"github.com/cohdi/cohdi-agent/test/image/images"
@@ -41,11 +40,11 @@ func run(ctx context.Context, args []string) error {
 		return fmt.Errorf("create folder for build: %w", err)
 	}
 	defer os.RemoveAll(temp)
-	binary := filepath.Join(temp, "cohdi-agent")
-	if err = images.BuildAgent(ctx, binary); err != nil {
+	programs, err := images.Build(ctx, temp)
+	if err != nil {
 		return err
 	}
-	img, err := images.Agent(binary)
+	img, err := images.Agent(programs)
 	if err != nil {
 		return err
 	}

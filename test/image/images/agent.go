@@ -16,15 +16,23 @@ import (
 	"github.com/cohdi/cohdi-agent/test/image/oci"
 )
 
-// Agent is the agent's image around the program at binary. The program is linked against the C
-// library, because it loads the GPU driver's library at run time; that in turn needs the rest of it.
-func Agent(binary string) (oci.Image, error) {
+// Programs are what the image is for, by the path of each on this machine.
+type Programs struct {
+	// Agent is linked against the C library, because it loads the GPU driver's library at run time.
+	Agent string
+	// Hook is NVIDIA's nvidia-cdi-hook, which the agent hands to the host's container runtime.
+	Hook string
+}
+
+// Agent is the agent's image around its programs.
+func Agent(p Programs) (oci.Image, error) {
 	files, err := cLibrary()
 	if err != nil {
 		return oci.Image{}, fmt.Errorf("build image %s: %w", AgentName, err)
 	}
 	files = append(files,
-		oci.File{Path: "/usr/bin/cohdi-agent", Source: binary, Mode: 0o755},
+		oci.File{Path: "/usr/bin/cohdi-agent", Source: p.Agent, Mode: 0o755},
+		oci.File{Path: "/usr/bin/nvidia-cdi-hook", Source: p.Hook, Mode: 0o755},
 		oci.File{Path: "/etc/ssl/certs/ca-certificates.crt", Source: "/etc/ssl/certs/ca-certificates.crt"},
 		oci.File{Path: "/etc/nsswitch.conf", Content: []byte("hosts: files dns\n")},
 		oci.File{Path: "/etc/passwd", Content: []byte("root:x:0:0:root:/:/sbin/nologin\n")},
@@ -70,19 +78,28 @@ func cLibrary() ([]oci.File, error) {
 	return files, nil
 }
 
-// BuildAgent compiles the agent's program to target and checks that the image will hold all that it loads.
-func BuildAgent(ctx context.Context, target string) error {
-	// Not -trimpath: it would compile every dependency once more than tests do. The Dockerfile builds in
-	// a folder of a fixed name, so that its result can be made again.
-	cmd := exec.CommandContext(ctx, "go", "build",
-		// go-nvml resolves the driver's symbols when they are first called, not when the program starts.
-		"-ldflags=-s -w -extldflags=-Wl,-z,lazy", "-o", target, "./cmd/cohdi-agent")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
-	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
-	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("compile the agent: %w", err)
+// Build compiles the image's programs into dir and checks that the image will hold all that they load.
+func Build(ctx context.Context, dir string) (Programs, error) {
+	p := Programs{Agent: filepath.Join(dir, "cohdi-agent"), Hook: filepath.Join(dir, "nvidia-cdi-hook")}
+	for target, pkg := range map[string]string{
+		p.Agent: "./cmd/cohdi-agent",
+		p.Hook:  "github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook",
+	} {
+		// Not -trimpath: it would compile every dependency once more than tests do. The Dockerfile builds in
+		// a folder of a fixed name, so that its result can be made again.
+		cmd := exec.CommandContext(ctx, "go", "build",
+			// go-nvml resolves the driver's symbols when they are first called, not when the program starts.
+			"-ldflags=-s -w -extldflags=-Wl,-z,lazy", "-o", target, pkg)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
+		cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+		if err := cmd.Run(); err != nil {
+			return Programs{}, fmt.Errorf("compile %s: %w", pkg, err)
+		}
+		if err := checkLibraries(ctx, target); err != nil {
+			return Programs{}, err
+		}
 	}
-	return checkLibraries(ctx, target)
+	return p, nil
 }
 
 // checkLibraries refuses a program that needs a library the image does not have.
