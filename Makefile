@@ -26,8 +26,10 @@ test: tools static unit-race cluster-test e2e ## Every test that takes less than
 	$(CLUSTER) down
 
 .PHONY: test-long
-test-long: tools programs image ## Tests that take longer
-	go test -count=1 -timeout=3h ./test/e2e/... -long
+test-long: test programs ## All of that, and the end-to-end tests five times over on one cluster
+	$(CLUSTER) up --chassis $(CHASSIS)
+	go test -count=5 -timeout=3h ./test/e2e/...
+	$(CLUSTER) down
 
 ##### The inner loop
 
