@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package status
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/cohdi/cohdi-agent/internal/attach"
+	"github.com/cohdi/cohdi-agent/internal/device"
+	"github.com/cohdi/cohdi-agent/internal/lease"
+	"github.com/cohdi/cohdi-agent/internal/node"
+)
+
+var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+func gpu(t *testing.T) device.GPUUUID {
+	t.Helper()
+	u, err := device.ParseGPUUUID("GPU-1b7e8d9c-0000-4000-8000-00000000abcd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return u
+}
+
+func units(t *testing.T) []node.UnitStatus {
+	t.Helper()
+	return []node.UnitStatus{{
+		Lease: device.Lease{
+			Fabric: "0", Unit: "a100-0", Node: "n1", Phase: device.Attached, ChangedAt: now.Add(-90 * time.Second),
+			Attempt: device.Attempt{Namespace: "team", Name: "pod-gpu-x7", UID: "u", AllocatedAt: "t", Node: "n1", Pool: "fabric-0", Entry: "a100-0"},
+			PCI:     device.PCIAddress{Bus: 0x3b}, UUID: gpu(t),
+		},
+		Doing: attach.Wait, Why: "in use",
+	}, {
+		Lease: device.Lease{Fabric: "0", Unit: "a100-1", Node: "n1", Phase: device.Attaching, ChangedAt: now.Add(-5 * time.Minute)},
+		Doing: attach.SendAttach, Why: "the manager\tis busy", Wake: now.Add(7 * time.Second),
+	}}
+}
+
+func TestWriteNode(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		units []node.UnitStatus
+		want  string
+	}{
+		{"nothing", nil, "No unit of a fabric is attached to this node or on its way.\n"},
+		{"two", units(t), strings.TrimPrefix(`
+UNIT    PHASE      SINCE  CLAIM            PCI ADDRESS   UUID                                      WAITS FOR
+a100-0  Attached   90s    team/pod-gpu-x7  0000:3b:00.0  GPU-1b7e8d9c-0000-4000-8000-00000000abcd  in use
+a100-1  Attaching  5m00s  -                -             -                                         SendAttach: the manager is busy (looks again in 7s)
+`, "\n")},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			var got strings.Builder
+			if err := WriteNode(&got, tc.units, now); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tc.want, got.String()); diff != "" {
+				t.Errorf("table (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestAsk(t *testing.T) {
+	answer := func(w http.ResponseWriter, _ *http.Request) {
+		if err := json.NewEncoder(w).Encode(units(t)); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, tc := range []struct {
+		name    string
+		handler http.HandlerFunc
+		want    string
+	}{
+		{"answers", answer, ""},
+		{"is not ready", func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", http.StatusServiceUnavailable) }, "it answered 503"},
+		{"answers something else", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("<html>")) }, "read the answer of the agent at http"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			server := httptest.NewServer(tc.handler)
+			defer server.Close()
+			got, err := Ask(t.Context(), server.Client(), server.URL+"/status")
+			if tc.want != "" {
+				if err == nil || !strings.Contains(err.Error(), tc.want) {
+					t.Errorf("got %v, want %q", err, tc.want)
+				}
+				return
+			}
+			if diff := cmp.Diff(units(t), got); err != nil || diff != "" {
+				t.Errorf("%v; units (-want +got):\n%s", err, diff)
+			}
+		})
+	}
+	t.Run("is not there", func(t *testing.T) {
+		server := httptest.NewServer(http.NotFoundHandler())
+		server.Close()
+		if _, err := Ask(t.Context(), http.DefaultClient, server.URL); err == nil || !strings.Contains(err.Error(), "kubectl exec -n cohdi-system") {
+			t.Errorf("got %v, want what to do", err)
+		}
+	})
+}
+
+func TestFleet(t *testing.T) {
+	clk := clocktesting.NewFakePassiveClock(now)
+	leader := "n1/uid"
+	client := fake.NewClientset(
+		&coordinationv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{Namespace: device.LeaseNamespace, Name: "fabric-0", Labels: map[string]string{device.LabelElection: "0"}},
+			Spec:       coordinationv1.LeaseSpec{HolderIdentity: &leader},
+		},
+		&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{
+			Namespace: device.LeaseNamespace, Name: "device-1-x-0", Labels: map[string]string{device.LabelFabric: "1", device.LabelNode: "n9"},
+		}},
+	)
+	store, err := lease.NewFabricStore("0", lease.Options{Client: client, Clock: clk, Changed: func(string) {}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range []device.Lease{
+		{Fabric: "0", Unit: "l40s-0", Model: "l40s", Node: "n2", Machine: "9b1d3e20-1111-4a6b-8c00-00000000a002", Phase: device.Assigned, ChangedAt: now},
+		{Fabric: "0", Unit: "a100-0", Model: "a100", Node: "n1", Machine: "9b1d3e20-1111-4a6b-8c00-00000000a001", Phase: device.Assigned, ChangedAt: now},
+	} {
+		if _, err := store.Create(t.Context(), l); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f, err := Gather(t.Context(), client, clk)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(map[device.FabricID]string{"0": leader, "1": ""}, f.Leaders); diff != "" {
+		t.Errorf("leaders (-want +got):\n%s", diff)
+	}
+	if len(f.Leases) != 2 || len(f.Unreadable) != 1 {
+		t.Fatalf("gathered %d leases and %d unreadable ones, want 2 and 1", len(f.Leases), len(f.Unreadable))
+	}
+	for i := range f.Leases {
+		if f.Leases[i].Unit == "a100-0" {
+			f.Leases[i].Phase, f.Leases[i].IdleSince, f.Leases[i].PCI = device.Attached, now, device.PCIAddress{Bus: 0x3b}
+		} else {
+			f.Leases[i].Failure, f.Leases[i].Phase = device.Failure{Reason: "NoCapacity", Message: "none is\nfree"}, device.Failed
+		}
+	}
+	var got strings.Builder
+	if err := WriteFleet(&got, f, now.Add(3*time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	want := strings.TrimPrefix(`
+Fabric 0 is led by n1/uid.
+Fabric 1 is led by nobody.
+NODE  FABRIC  UNIT    PHASE           SINCE  CLAIM  PCI ADDRESS   UUID  NOTE
+n1    0       a100-0  Attached, idle  3h     -      0000:3b:00.0  -     -
+n2    0       l40s-0  Failed          3h     -      -             -     NoCapacity: none is free
+-     1       -       ?               -      -      -             -     `, "\n") + f.Unreadable[0].Error() + "\n"
+	if diff := cmp.Diff(want, got.String()); diff != "" {
+		t.Errorf("table (-want +got):\n%s", diff)
+	}
+}
+
+func TestWriteFleetEmpty(t *testing.T) {
+	var got strings.Builder
+	if err := WriteFleet(&got, Fleet{Leaders: map[device.FabricID]string{"0": ""}}, now); err != nil {
+		t.Fatal(err)
+	}
+	if want := "Fabric 0 is led by nobody.\nNo unit is out of the pool.\n"; got.String() != want {
+		t.Errorf("got %q, want %q", got.String(), want)
+	}
+}
+
+func TestAge(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		-time.Second: "0s", 119 * time.Second: "119s", 2 * time.Minute: "2m00s", 61 * time.Minute: "61m", 47 * time.Hour: "47h", 48 * time.Hour: "2d",
+	} {
+		if got := age(d); got != want {
+			t.Errorf("age(%s) = %s, want %s", d, got, want)
+		}
+	}
+}
