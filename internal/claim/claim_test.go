@@ -124,8 +124,8 @@ func TestDemands(t *testing.T) {
 			name: "admin access, other pools and other drivers",
 			claim: with(func(c *resourcev1.ResourceClaim) {
 				rs := c.Status.Allocation.Devices.Results
-				rs[0].AdminAccess, rs[1].Pool, rs[2].Driver = ptr.To(true), "fabric-1", "gpu.nvidia.com"
-				rs[3].AdminAccess = ptr.To(false)
+				rs[0].AdminAccess, rs[1].Pool, rs[2].Driver = new(true), "fabric-1", "gpu.nvidia.com"
+				rs[3].AdminAccess = new(false)
 			}, "a100-1", "a100-2", "a100-3", "a100-4"),
 			want: []pool.Demand{demand("a100-4", nil)},
 		},
@@ -226,7 +226,7 @@ func (s *server) claim() *resourcev1.ResourceClaim {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	return obj.(*resourcev1.ResourceClaim).DeepCopy()
+	return as[*resourcev1.ResourceClaim](s.t, obj).DeepCopy()
 }
 
 // put stores the claim as a new version.
@@ -244,7 +244,7 @@ func (s *server) put(c *resourcev1.ResourceClaim) {
 func (s *server) apply(action clienttesting.Action) (bool, runtime.Object, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	a := action.(clienttesting.PatchActionImpl)
+	a := as[clienttesting.PatchActionImpl](s.t, action)
 	if a.PatchType != types.ApplyPatchType || a.Subresource != "status" || !ptr.Deref(a.PatchOptions.Force, false) {
 		s.t.Errorf("patch of type %s on subresource %q, options %+v", a.PatchType, a.Subresource, a.PatchOptions)
 	}
@@ -464,7 +464,7 @@ func TestRefuse_one_failure_does_not_stop_the_others(t *testing.T) {
 	second.Name, second.UID = "c2", "u2"
 	s := newServer(t, allocated("a100-1"), second)
 	s.PrependReactor("get", "resourceclaims", func(a clienttesting.Action) (bool, runtime.Object, error) {
-		if a.(clienttesting.GetAction).GetName() == "c2" {
+		if as[clienttesting.GetAction](t, a).GetName() == "c2" {
 			return true, nil, errors.New("connection reset")
 		}
 		return false, nil, nil
@@ -547,7 +547,7 @@ func TestSelfCheck(t *testing.T) {
 	s := newServer(t)
 	lacks := map[string]bool{}
 	s.PrependReactor("create", "selfsubjectaccessreviews", func(a clienttesting.Action) (bool, runtime.Object, error) {
-		review := a.(clienttesting.CreateAction).GetObject().(*authorizationv1.SelfSubjectAccessReview)
+		review := as[*authorizationv1.SelfSubjectAccessReview](t, as[clienttesting.CreateAction](t, a).GetObject())
 		r := review.Spec.ResourceAttributes
 		if r.Group != "resource.k8s.io" || r.Resource != "resourceclaims" || r.Namespace != "" {
 			t.Errorf("asked for %+v", r)
@@ -635,8 +635,18 @@ func TestSlim_keeps_what_demands_read(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, _ := demands(obj.(*resourcev1.ResourceClaim), func(string) bool { return true })
+	got, _ := demands(as[*resourcev1.ResourceClaim](t, obj), func(string) bool { return true })
 	if diff := gocmp.Diff(want, got); diff != "" {
 		t.Errorf("demands (-full +slim):\n%s", diff)
 	}
+}
+
+// as is a checked type assertion.
+func as[T any](t *testing.T, v any) T {
+	t.Helper()
+	got, ok := v.(T)
+	if !ok {
+		t.Fatalf("got a %T", v)
+	}
+	return got
 }

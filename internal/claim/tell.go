@@ -28,7 +28,7 @@ const (
 // anyReason stands in for a reason that the API would not take.
 const anyReason = "AttachFailed"
 
-var reasonForm = regexp.MustCompile(`^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$`) //nolint:gochecknoglobals // compiled once
+var reasonForm = regexp.MustCompile(`^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$`)
 
 // TellAttached writes Attached=True for the lease's attempt. That it says so already is success, and so
 // is a ready entry, which nobody waits for. ErrGone: the claim has another allocation by now, or none.

@@ -84,7 +84,7 @@ func (s *apiServer) next() string {
 }
 
 func (s *apiServer) create(a clienttesting.CreateActionImpl) (bool, runtime.Object, error) {
-	obj := a.Object.(*coordinationv1.Lease).DeepCopy()
+	obj := as[*coordinationv1.Lease](s.t, a.Object).DeepCopy()
 	obj.ResourceVersion = s.next()
 	obj.UID = types.UID("uid-" + obj.ResourceVersion)
 	if err := s.Tracker().Create(leasesResource, obj, a.GetNamespace()); err != nil {
@@ -98,7 +98,7 @@ func (s *apiServer) current(name string) (*coordinationv1.Lease, error) {
 	if err != nil {
 		return nil, err
 	}
-	return obj.(*coordinationv1.Lease).DeepCopy(), nil
+	return as[*coordinationv1.Lease](s.t, obj).DeepCopy(), nil
 }
 
 func conflict(name, why string) error {
@@ -106,7 +106,7 @@ func conflict(name, why string) error {
 }
 
 func (s *apiServer) update(a clienttesting.UpdateActionImpl) (bool, runtime.Object, error) {
-	obj := a.Object.(*coordinationv1.Lease).DeepCopy()
+	obj := as[*coordinationv1.Lease](s.t, a.Object).DeepCopy()
 	have, err := s.current(obj.Name)
 	if err != nil {
 		return true, nil, err
@@ -142,7 +142,7 @@ func (s *apiServer) delete(a clienttesting.DeleteActionImpl) (bool, runtime.Obje
 
 // watch filters by selector as the API server does: what stops matching is sent as deleted.
 func (s *apiServer) watch(action clienttesting.Action) (bool, watch.Interface, error) {
-	opts := action.(clienttesting.WatchActionImpl).ListOptions
+	opts := as[clienttesting.WatchActionImpl](s.t, action).ListOptions
 	byLabel, err := labels.Parse(opts.LabelSelector)
 	if err != nil {
 		return true, nil, err
@@ -173,7 +173,7 @@ func newSelected(all watch.Interface, match func(*coordinationv1.Lease) bool) *s
 	go func() {
 		defer close(w.result)
 		for in := range all.ResultChan() {
-			if l := in.Object.(*coordinationv1.Lease); in.Type != watch.Deleted && !match(l) {
+			if l, ok := in.Object.(*coordinationv1.Lease); ok && in.Type != watch.Deleted && !match(l) {
 				in.Type = watch.Deleted
 			}
 			select {
@@ -193,4 +193,14 @@ func (w *selected) ResultChan() <-chan watch.Event { return w.result }
 func (w *selected) Stop() {
 	w.once.Do(func() { close(w.stopped) })
 	w.Interface.Stop()
+}
+
+// as is a checked type assertion.
+func as[T any](t *testing.T, v any) T {
+	t.Helper()
+	got, ok := v.(T)
+	if !ok {
+		t.Fatalf("got a %T", v)
+	}
+	return got
 }

@@ -86,10 +86,10 @@ func encode(obj *coordinationv1.Lease, l device.Lease) {
 	if obj.DeletionTimestamp == nil && !slices.Contains(obj.Finalizers, device.Finalizer) {
 		obj.Finalizers = append(obj.Finalizers, device.Finalizer)
 	}
-	obj.Spec.HolderIdentity = ptr.To(l.Node)
+	obj.Spec.HolderIdentity = new(l.Node)
 	obj.Spec.AcquireTime = microTime(l.AcquiredAt)
 	obj.Spec.RenewTime = microTime(l.ChangedAt)
-	obj.Spec.LeaseTransitions = ptr.To(l.Transitions)
+	obj.Spec.LeaseTransitions = new(l.Transitions)
 
 	obj.Annotations[annSchema] = strconv.Itoa(max(schema, storedSchema(obj)))
 	for key, value := range annotations(l) {
@@ -145,7 +145,7 @@ func microTime(t time.Time) *metav1.MicroTime {
 	if t.IsZero() {
 		return nil
 	}
-	return ptr.To(metav1.NewMicroTime(t.UTC().Truncate(time.Microsecond)))
+	return new(metav1.NewMicroTime(t.UTC().Truncate(time.Microsecond)))
 }
 
 func instant(t time.Time) string {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -228,7 +229,7 @@ func TestRoundTrip_any_lease(t *testing.T) {
 			t.Fatal(err)
 		}
 		obj := &coordinationv1.Lease{}
-		if err := json.Unmarshal(b, obj); err != nil {
+		if err = json.Unmarshal(b, obj); err != nil {
 			t.Fatal(err)
 		}
 		got, err := decode(obj)
@@ -298,16 +299,13 @@ func FuzzDecode(f *testing.F) {
 		obj.Spec.HolderIdentity = &node
 		obj.Labels[device.LabelNode] = device.NodeLabelValue(node)
 		obj.Labels[device.LabelPhase] = phase
-		for key, value := range map[string]string{
+		maps.Copy(obj.Annotations, map[string]string{
 			annAttempt: attempt, annPreparedFor: preparedFor, annSetBefore: setBefore, annMachine: machine,
 			annPCIAddress: pci, annGPUUUID: uuid, annRetryAfter: retryAfter,
-		} {
-			obj.Annotations[key] = value
-		}
+		})
 		l, err := decode(obj)
 		if err != nil {
-			var bad *DecodeError
-			if !errors.As(err, &bad) {
+			if _, ok := errors.AsType[*DecodeError](err); !ok {
 				t.Fatalf("%v is not a DecodeError", err)
 			}
 			return

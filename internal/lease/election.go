@@ -19,7 +19,6 @@ import (
 	coordinationv1client "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/leaderelection"
-	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 
@@ -40,8 +39,10 @@ const (
 	// run for a lease that was given up or has run out. The first to run wins, and the others see that.
 	spreadFree    = time.Second
 	spreadExpired = 5 * time.Second
-	// campaignPause is the least time between two runs.
-	campaignPause = 2 * time.Second
+	// campaignPause is the least time between two runs; it doubles, up to campaignPauseMost, while the API
+	// server does not answer.
+	campaignPause     = 2 * time.Second
+	campaignPauseMost = 10 * time.Second
 )
 
 // ErrNotLeader is why a call that only the leader may make must not be made.
@@ -117,11 +118,15 @@ func (e *Election) Run(ctx context.Context, lead func(ctx context.Context)) {
 	if !cache.WaitForCacheSync(ctx.Done(), e.informer.HasSynced) {
 		return
 	}
+	pause := campaignPause
 	for e.waitFree(ctx) {
-		e.campaign(ctx, lead)
-		if !e.sleep(ctx, wait.Jitter(campaignPause, 0.5)) {
+		if answered := e.campaign(ctx, lead); answered {
+			pause = campaignPause
+		}
+		if !e.sleep(ctx, wait.Jitter(pause, 0.5)) {
 			return
 		}
+		pause = min(2*pause, campaignPauseMost)
 	}
 }
 
@@ -251,8 +256,9 @@ func (e *Election) sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// campaign runs for the Lease once and, if this agent wins, leads until the term ends.
-func (e *Election) campaign(ctx context.Context, lead func(ctx context.Context)) {
+// campaign runs for the Lease once and, if this agent wins, leads until the term ends. It tells whether
+// the API server answered.
+func (e *Election) campaign(ctx context.Context, lead func(ctx context.Context)) (answered bool) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	t := &term{election: e, end: cancel, done: make(chan struct{})}
@@ -276,8 +282,8 @@ func (e *Election) campaign(ctx context.Context, lead func(ctx context.Context))
 	elector.Run(ctx)
 	if t.won() {
 		<-t.done
-		klog.FromContext(ctx).Info("No longer the leader", "fabric", e.fabric)
 	}
+	return t.getObj() != nil
 }
 
 func (e *Election) setTerm(t *term) {

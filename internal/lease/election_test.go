@@ -301,8 +301,8 @@ func TestElection_old_leader_does_not_give_up_what_another_holds(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		obj.Spec.HolderIdentity = ptr.To("n2/uid-n2")
-		obj.Spec.RenewTime = ptr.To(metav1.NowMicro())
+		obj.Spec.HolderIdentity = new("n2/uid-n2")
+		obj.Spec.RenewTime = new(metav1.NowMicro())
 		if _, err := api.CoordinationV1().Leases(device.LeaseNamespace).Update(t.Context(), obj, metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -328,11 +328,11 @@ func TestElection_foreign_clock(t *testing.T) {
 			leases := api.CoordinationV1().Leases(device.LeaseNamespace)
 			obj := must(leases.Create(t.Context(), &coordinationv1.Lease{
 				ObjectMeta: metav1.ObjectMeta{Name: device.FabricID("0").ElectionLease(), Namespace: device.LeaseNamespace},
-				Spec:       coordinationv1.LeaseSpec{HolderIdentity: ptr.To("n1/uid-n1"), LeaseDurationSeconds: ptr.To[int32](30)},
+				Spec:       coordinationv1.LeaseSpec{HolderIdentity: new("n1/uid-n1"), LeaseDurationSeconds: new(int32(30))},
 			}, metav1.CreateOptions{}))(t)
 			b := stand(t, api, "n2")
 			for range 30 {
-				obj.Spec.RenewTime = ptr.To(metav1.NewMicroTime(time.Now().Add(skew)))
+				obj.Spec.RenewTime = new(metav1.NewMicroTime(time.Now().Add(skew)))
 				obj = must(leases.Update(t.Context(), obj, metav1.UpdateOptions{}))(t)
 				time.Sleep(renewPeriod)
 				if b.leads() {

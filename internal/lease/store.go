@@ -19,7 +19,6 @@ import (
 	coordinationv1client "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
-	"k8s.io/utils/ptr"
 
 	"github.com/cohdi/cohdi-agent/internal/device"
 )
@@ -259,7 +258,7 @@ func (s *Store) Delete(ctx context.Context, l device.Lease) error {
 	}
 	if !deleting {
 		err := s.client.Delete(ctx, base.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{
-			UID: ptr.To(base.UID), ResourceVersion: ptr.To(base.ResourceVersion),
+			UID: new(base.UID), ResourceVersion: new(base.ResourceVersion),
 		}})
 		if err != nil && !apierrors.IsNotFound(err) {
 			return wrap("delete", base.Name, err)

@@ -186,7 +186,6 @@ func (t *term) lead(ctx context.Context, f func(ctx context.Context)) {
 	if ctx.Err() != nil {
 		return
 	}
-	klog.FromContext(ctx).Info("Leading", "fabric", t.election.fabric)
 	f(ctx)
 }
 

@@ -80,28 +80,28 @@ func TestSlices_fields(t *testing.T) {
 	one := resourceapi.Counter{Value: resource.MustParse("1")}
 	consumes := []resourceapi.DeviceCounterConsumption{{CounterSet: "units-0", Counters: map[string]resourceapi.Counter{"a100-0": one}}}
 	attributes := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
-		"model": {StringValue: ptr.To("a100")}, "uuid": {StringValue: ptr.To("")},
+		"model": {StringValue: new("a100")}, "uuid": {StringValue: new("")},
 	}
 	want := []resourceslice.Slice{
 		{
-			PerDeviceNodeSelection: ptr.To(true),
+			PerDeviceNodeSelection: new(true),
 			SharedCounters:         []resourceapi.CounterSet{{Name: "units-0", Counters: map[string]resourceapi.Counter{"a100-0": one}}},
 		},
 		{
-			PerDeviceNodeSelection: ptr.To(true),
+			PerDeviceNodeSelection: new(true),
 			Devices: []resourceapi.Device{{
-				Name: "a100-0-ready", NodeName: ptr.To("n1"), ConsumesCounters: consumes, Attributes: attributes,
+				Name: "a100-0-ready", NodeName: new("n1"), ConsumesCounters: consumes, Attributes: attributes,
 			}},
 		},
 		{
-			PerDeviceNodeSelection: ptr.To(true),
+			PerDeviceNodeSelection: new(true),
 			Devices: []resourceapi.Device{{
 				Name: "a100-0", ConsumesCounters: consumes, Attributes: attributes,
 				NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
 					{Key: "gpu.cohdi.io/fabric", Operator: corev1.NodeSelectorOpIn, Values: []string{"0"}},
 					{Key: "gpu.cohdi.io/a100.attachable", Operator: corev1.NodeSelectorOpIn, Values: []string{"true"}},
 				}}}},
-				BindsToNode:              ptr.To(true),
+				BindsToNode:              new(true),
 				BindingConditions:        []string{"gpu.cohdi.io/Attached"},
 				BindingFailureConditions: []string{"gpu.cohdi.io/AttachFailed"},
 				Taints:                   []resourceapi.DeviceTaint{{Key: "gpu.cohdi.io/unavailable", Value: "NoCapacity", Effect: "NoSchedule"}},
@@ -199,7 +199,7 @@ func newServer(t *testing.T) *server {
 	s.PrependReactor("delete", "resourceslices", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.writes = append(s.writes, "delete "+index(a.(clienttesting.DeleteAction).GetName()))
+		s.writes = append(s.writes, "delete "+index(as[clienttesting.DeleteAction](t, a).GetName()))
 		return false, nil, nil
 	})
 	return s
@@ -229,7 +229,7 @@ func (s *server) admit(obj *resourceapi.ResourceSlice) error {
 	for i := range obj.Spec.Devices {
 		for j := range obj.Spec.Devices[i].Taints {
 			if taint := &obj.Spec.Devices[i].Taints[j]; taint.TimeAdded == nil {
-				taint.TimeAdded = ptr.To(metav1.NewTime(time.Now().Truncate(time.Second)))
+				taint.TimeAdded = new(metav1.NewTime(time.Now().Truncate(time.Second)))
 			}
 		}
 	}
@@ -238,12 +238,12 @@ func (s *server) admit(obj *resourceapi.ResourceSlice) error {
 
 // list selects by field, which the fake does not.
 func (s *server) list(a clienttesting.Action) (bool, runtime.Object, error) {
-	list := a.(clienttesting.ListActionImpl)
+	list := as[clienttesting.ListActionImpl](s.t, a)
 	obj, err := s.Tracker().List(slicesResource, list.Kind, "", list.ListOptions)
 	if err != nil {
 		return true, nil, err
 	}
-	all := obj.(*resourceapi.ResourceSliceList)
+	all := as[*resourceapi.ResourceSliceList](s.t, obj)
 	all.Items = slices.DeleteFunc(all.Items, func(i resourceapi.ResourceSlice) bool {
 		return !list.ListRestrictions.Fields.Matches(fields.Set{
 			resourceapi.ResourceSliceSelectorDriver:   i.Spec.Driver,
@@ -257,8 +257,8 @@ func (s *server) list(a clienttesting.Action) (bool, runtime.Object, error) {
 func (s *server) create(a clienttesting.Action) (bool, runtime.Object, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	create := a.(clienttesting.CreateActionImpl)
-	obj := create.Object.(*resourceapi.ResourceSlice).DeepCopy()
+	create := as[clienttesting.CreateActionImpl](s.t, a)
+	obj := as[*resourceapi.ResourceSlice](s.t, create.Object).DeepCopy()
 	if err := s.admit(obj); err != nil {
 		return true, nil, err
 	}
@@ -275,12 +275,12 @@ func (s *server) create(a clienttesting.Action) (bool, runtime.Object, error) {
 func (s *server) update(a clienttesting.Action) (bool, runtime.Object, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	obj := a.(clienttesting.UpdateActionImpl).Object.(*resourceapi.ResourceSlice).DeepCopy()
+	obj := as[*resourceapi.ResourceSlice](s.t, as[clienttesting.UpdateActionImpl](s.t, a).Object).DeepCopy()
 	have, err := s.Tracker().Get(slicesResource, "", obj.Name)
 	if err != nil {
 		return true, nil, err
 	}
-	if have.(*resourceapi.ResourceSlice).ResourceVersion != obj.ResourceVersion {
+	if as[*resourceapi.ResourceSlice](s.t, have).ResourceVersion != obj.ResourceVersion {
 		return true, nil, apierrors.NewConflict(slicesResource.GroupResource(), obj.Name, errors.New("modified"))
 	}
 	if err := s.admit(obj); err != nil {
@@ -477,7 +477,7 @@ func TestPublisher_leaves_other_pools_alone_and_repairs_its_own(t *testing.T) {
 		s := newServer(t)
 		foreign := &resourceapi.ResourceSlice{
 			ObjectMeta: metav1.ObjectMeta{Name: "n1-own", ResourceVersion: "1"},
-			Spec:       resourceapi.ResourceSliceSpec{Driver: device.Driver, NodeName: ptr.To("n1"), Pool: resourceapi.ResourcePool{Name: "n1", ResourceSliceCount: 1}},
+			Spec:       resourceapi.ResourceSliceSpec{Driver: device.Driver, NodeName: new("n1"), Pool: resourceapi.ResourcePool{Name: "n1", ResourceSliceCount: 1}},
 		}
 		if err := s.Tracker().Add(foreign); err != nil {
 			t.Fatal(err)
@@ -622,4 +622,14 @@ func TestPublisher_probe_refused(t *testing.T) {
 			t.Errorf("%d slices, dropped %v", len(all), m.dropped)
 		}
 	})
+}
+
+// as is a checked type assertion.
+func as[T any](t *testing.T, v any) T {
+	t.Helper()
+	got, ok := v.(T)
+	if !ok {
+		t.Fatalf("got a %T", v)
+	}
+	return got
 }

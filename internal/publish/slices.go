@@ -12,7 +12,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
-	"k8s.io/utils/ptr"
 
 	"github.com/cohdi/cohdi-agent/internal/device"
 	"github.com/cohdi/cohdi-agent/internal/pool"
@@ -41,11 +40,11 @@ func Slices(o pool.Offers) []resourceslice.Slice {
 			}
 			sets = append(sets, cs)
 		}
-		all = append(all, resourceslice.Slice{SharedCounters: sets, PerDeviceNodeSelection: ptr.To(true)})
+		all = append(all, resourceslice.Slice{SharedCounters: sets, PerDeviceNodeSelection: new(true)})
 	}
 	for _, kind := range [][][]pool.Offer{o.Ready, o.OnCall} {
 		for _, offers := range kind {
-			s := resourceslice.Slice{PerDeviceNodeSelection: ptr.To(true)}
+			s := resourceslice.Slice{PerDeviceNodeSelection: new(true)}
 			for i := range offers {
 				s.Devices = append(s.Devices, entry(o.Fabric, &offers[i], set))
 			}
@@ -66,7 +65,7 @@ func entry(f device.FabricID, o *pool.Offer, set map[device.Unit]string) resourc
 		}}
 	}
 	if o.Ready {
-		d.NodeName = ptr.To(o.Node)
+		d.NodeName = new(o.Node)
 		return d
 	}
 	need := []corev1.NodeSelectorRequirement{
@@ -79,7 +78,7 @@ func entry(f device.FabricID, o *pool.Offer, set map[device.Unit]string) resourc
 	}
 	d.NodeSelector = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: need}}}
 	// Claim status may be written only for a claim that is bound to exactly one node (KEP-4817).
-	d.BindsToNode = ptr.To(true)
+	d.BindsToNode = new(true)
 	d.BindingConditions = []string{device.ConditionAttached}
 	d.BindingFailureConditions = []string{device.ConditionAttachFailed}
 	return d
@@ -108,7 +107,7 @@ func attributes(in map[string]string) map[resourceapi.QualifiedName]resourceapi.
 		if len(v) > resourceapi.DeviceAttributeMaxValueLength {
 			v = strings.ToValidUTF8(v[:resourceapi.DeviceAttributeMaxValueLength], "")
 		}
-		out[resourceapi.QualifiedName(k)] = resourceapi.DeviceAttribute{StringValue: ptr.To(v)}
+		out[resourceapi.QualifiedName(k)] = resourceapi.DeviceAttribute{StringValue: new(v)}
 	}
 	return out
 }
