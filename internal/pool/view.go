@@ -208,8 +208,8 @@ func (c *census) quiet() bool {
 			continue
 		}
 		switch {
-		case l.Phase == device.Failed && l.FabricDevice == "" && l.AskedAt.IsZero():
-			continue // it holds nothing, and nothing will come of it
+		case holdsNothing(l):
+			continue
 		case l.Phase != device.Attached && l.Phase != device.Failed, c.w.Inventory.Leased[u] != l.FabricDevice:
 			return false
 		}
@@ -221,6 +221,21 @@ func (c *census) quiet() bool {
 		}
 	}
 	return held == 0
+}
+
+// holdsNothing: the lease keeps a unit's name out of use, while the manager counts a device as free for it.
+func holdsNothing(l *device.Lease) bool {
+	return l.Phase == device.Failed && l.FabricDevice == "" && l.AskedAt.IsZero()
+}
+
+func (c *census) empty() int {
+	n := 0
+	for _, l := range c.leases {
+		if l.Model == c.model && holdsNothing(l) {
+			n++
+		}
+	}
+	return n
 }
 
 func (c *census) unleased() []device.Unit {
@@ -245,7 +260,7 @@ func (c *census) grown() []device.Unit {
 		return nil
 	}
 	var added []device.Unit
-	missing := free - len(c.unleased())
+	missing := free - len(c.unleased()) - c.empty()
 	for n := 0; len(added) < missing; n++ {
 		if u := device.NumberedUnit(c.model, n); !slices.Contains(c.units, u) {
 			added = append(added, u)
