@@ -101,7 +101,7 @@ func (d *demo) bringUp(ctx context.Context) error {
 	return nil
 }
 
-// installAgent does what a user does.
+// installAgent installs the agent and waits for what it publishes.
 func (d *demo) installAgent(ctx context.Context) error {
 	begin := time.Now()
 	if err := d.install(ctx); err != nil {
@@ -111,13 +111,20 @@ func (d *demo) installAgent(ctx context.Context) error {
 	if d.world, err = watchWorld(ctx, d.client); err != nil {
 		return err
 	}
-	now, err := d.world.wait(ctx, 30*time.Second, quiet, func(w *world) error {
+	now, err := d.world.wait(ctx, time.Minute, quiet, func(w *world) error {
+		for u, l := range w.leases {
+			return fmt.Errorf("wait for a pool that nobody uses: the lease of %s is %s on %s", u, leaseSays(l), l.Labels[device.LabelNode])
+		}
 		if free := w.offered(); len(free) < len(d.before.Devices) {
 			return fmt.Errorf("wait for the pool to be published: of %d GPUs there are %q", len(d.before.Devices), free)
 		}
 		return nil
 	})
 	if err != nil {
+		return err
+	}
+	// From here on the chassis' deeds are ours.
+	if d.before, err = d.sim.State(ctx); err != nil {
 		return err
 	}
 	d.screen.say("  agents run on n1 and n2; their leader has published the pool: %s", strings.Join(now.offered(), " "))

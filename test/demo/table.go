@@ -113,7 +113,7 @@ func (s *screen) start(begin time.Time) {
 	s.leave()
 	s.begin, s.last = begin, nil
 	if s.width == 0 {
-		fmt.Fprintln(s.out, "           "+line(header(), nil))
+		fmt.Fprintln(s.out, "            "+line(header(), nil))
 	}
 }
 
@@ -130,7 +130,7 @@ func (s *screen) draw(rows []row, now time.Time) {
 			}
 		}
 		for _, r := range s.last {
-			if !slices.ContainsFunc(rows, func(now row) bool { return now.Pod == r.Pod && now.GPU == r.GPU }) {
+			if gone(r, rows) {
 				fmt.Fprintf(s.out, "  +%5.1f s  %s\n", since, line(row{Pod: r.Pod, GPU: r.GPU, Phase: "gone"}, nil))
 			}
 		}
@@ -157,6 +157,13 @@ func (s *screen) draw(rows []row, now time.Time) {
 	}
 	s.lines, s.last = len(table), rows
 	fmt.Fprint(s.out, b.String())
+}
+
+// gone tells whether neither the Pod nor the GPU of an old row is in the new ones.
+func gone(old row, rows []row) bool {
+	return !slices.ContainsFunc(rows, func(now row) bool {
+		return old.Pod != "" && now.Pod == old.Pod || old.GPU != "" && now.GPU == old.GPU
+	})
 }
 
 // line aligns a row's cells with those of all rows; the widths never shrink below what is usual.
