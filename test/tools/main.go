@@ -18,6 +18,7 @@ import (
 	"regexp"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -252,23 +253,41 @@ func (f family) build(ctx context.Context, module, target string, flags []string
 	}
 	// With -v the compiler prints a package path per line; anything else is worth showing at the end.
 	var other bytes.Buffer
-	packages, shown := 0, begin
+	var packages atomic.Int64
+	stopProgress := progress(30*time.Second, func() {
+		fmt.Fprintf(out, "  %s: %d packages compiled after %v\n", f.name, packages.Load(), time.Since(begin).Round(time.Second))
+	})
+	defer stopProgress()
 	lines := bufio.NewScanner(stderr)
 	for lines.Scan() {
 		if strings.ContainsAny(lines.Text(), " :#\t") {
 			other.WriteString(lines.Text() + "\n")
 		} else {
-			packages++
-		}
-		if time.Since(shown) > 30*time.Second {
-			shown = time.Now()
-			fmt.Fprintf(out, "  %s: %d packages compiled after %v\n", f.name, packages, shown.Sub(begin).Round(time.Second))
+			packages.Add(1)
 		}
 	}
 	if err := errors.Join(lines.Err(), cmd.Wait()); err != nil {
 		return fmt.Errorf("build %s: %w\n%s", f.name, err, other.String())
 	}
 	return nil
+}
+
+// progress calls show at each interval until it is stopped: linking is long and silent.
+func progress(interval time.Duration, show func()) (stop func()) {
+	done := make(chan struct{})
+	tick := time.NewTicker(interval)
+	go func() {
+		defer tick.Stop()
+		for {
+			select {
+			case <-done:
+				return
+			case <-tick.C:
+				show()
+			}
+		}
+	}()
+	return func() { close(done) }
 }
 
 // goName is the name that go build gives a program: the last element, major versions left out.
