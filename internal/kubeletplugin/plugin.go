@@ -37,10 +37,6 @@ type Settings struct {
 	CDIDir string
 	// BootID is the machine's, from /proc/sys/kernel/random/boot_id.
 	BootID string
-	// HostRoot is where the host's root directory is mounted here. With it, containers see the driver's
-	// libraries by the names that loaders ask for, also where no CDI hook makes these links. Empty: that
-	// is left to the spec maker.
-	HostRoot string
 	// Metadata writes the device metadata files (KEP-5304) that containers can read.
 	Metadata bool
 

@@ -198,9 +198,6 @@ func (p *Plugin) tryPrepare(ctx context.Context, claim *resourceapi.ResourceClai
 	if err = checkEdits(gpus, common, own); err != nil {
 		return nil, err
 	}
-	if common.Mounts, err = withSONames(p.s.HostRoot, common); err != nil {
-		return nil, waitFor("the driver's libraries: %v", err)
-	}
 	if err = p.specs.write(claim.UID, devices, common, own); err != nil {
 		return nil, waitFor("the CDI spec to be written: %v", err)
 	}
