@@ -25,7 +25,7 @@ func lockHost(ctx context.Context, clk clock.WithTicker, path string) error {
 		return fmt.Errorf("open the lock between two agents of this node: %w", err)
 	}
 	for {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) //nolint:gosec // a file descriptor fits
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
 			return nil // held, and f kept open, until the process ends
 		}

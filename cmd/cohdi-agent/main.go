@@ -29,8 +29,7 @@ func main() {
 		return
 	}
 	fmt.Fprintln(os.Stderr, "cohdi-agent:", err)
-	var usage usageError
-	if errors.As(err, &usage) {
+	if _, usage := errors.AsType[usageError](err); usage {
 		os.Exit(2)
 	}
 	os.Exit(1)
@@ -45,7 +44,7 @@ func root() *cobra.Command {
 		Args:          noArgs,
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	cmd.AddCommand(runCommand(), configCommand(), &cobra.Command{
+	cmd.AddCommand(runCommand(), statusCommand(), configCommand(), uninstallCommand(), &cobra.Command{
 		Use: "version", Short: "Print the version", Args: noArgs,
 		Run: func(c *cobra.Command, _ []string) { fmt.Fprintln(c.OutOrStdout(), "cohdi-agent", version) },
 	})

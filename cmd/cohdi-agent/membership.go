@@ -128,7 +128,7 @@ func (m *membership) present() seat {
 
 // find asks whose machine this node is. known is false where a manager could not be asked: the node then
 // stays where it is, or where its label says.
-func (m *membership) find(ctx context.Context) (at seat, known bool) { //nolint:funlen // one decision
+func (m *membership) find(ctx context.Context) (at seat, known bool) {
 	self, err := m.a.watch.Node(m.a.o.node)
 	if err != nil {
 		m.because("NodeUnknown", "the Node of this agent cannot be read: "+err.Error())
@@ -300,11 +300,10 @@ func (m *membership) tellConflict(ctx context.Context) {
 
 // faultOf makes a fault of any error, for metrics.
 func faultOf(err error) *device.Fault {
-	var f *device.Fault
-	switch {
-	case err == nil:
+	if err == nil {
 		return nil
-	case errors.As(err, &f):
+	}
+	if f, ok := errors.AsType[*device.Fault](err); ok {
 		return f
 	}
 	return &device.Fault{Class: device.FaultUnknown}
@@ -323,8 +322,7 @@ func loginFault(status int) *device.Fault {
 
 // faultReason is the word for a failure of the manager.
 func faultReason(err error) string {
-	var f *device.Fault
-	if errors.As(err, &f) {
+	if f, ok := errors.AsType[*device.Fault](err); ok {
 		return string(f.Class)
 	}
 	return "Failed"

@@ -41,7 +41,7 @@ func (a *agent) serve(ctx context.Context, l net.Listener) error {
 		_ = json.NewEncoder(w).Encode(a.units()) //nolint:errcheck // the client went away
 	})
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}
-	defer context.AfterFunc(ctx, func() { _ = server.Close() })() //nolint:errcheck // ends Serve
+	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
 	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve metrics and probes on %s: %w", l.Addr(), err)
 	}

@@ -119,7 +119,7 @@ func LeaseName(f FabricID, u Unit) string { return "device-" + string(f) + "-" +
 type Machine string
 
 // uuidForm is RFC 9562's text form.
-var uuidForm = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`) //nolint:gochecknoglobals // compiled once
+var uuidForm = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
 
 // ParseMachine reads a machine's UUID in any case.
 func ParseMachine(s string) (Machine, error) {
