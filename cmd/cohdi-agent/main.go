@@ -42,6 +42,7 @@ func root() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args:          noArgs,
+		RunE:          help,
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	cmd.AddCommand(runCommand(), statusCommand(), configCommand(), uninstallCommand(), &cobra.Command{
@@ -50,6 +51,9 @@ func root() *cobra.Command {
 	})
 	return cmd
 }
+
+// help is what a command does that only has subcommands.
+func help(c *cobra.Command, _ []string) error { return c.Help() }
 
 // noArgs refuses a mistyped subcommand or a stray argument as bad usage.
 func noArgs(cmd *cobra.Command, args []string) error {
@@ -60,7 +64,7 @@ func noArgs(cmd *cobra.Command, args []string) error {
 }
 
 func configCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "config", Short: "Work with configuration files", Args: noArgs}
+	cmd := &cobra.Command{Use: "config", Short: "Work with configuration files", Args: noArgs, RunE: help}
 	cmd.AddCommand(&cobra.Command{
 		Use: "check FILE", Short: "Check a configuration file",
 		Args: func(cmd *cobra.Command, args []string) error {
