@@ -167,6 +167,16 @@ func quiet(*world) {}
 // draw shows the table of now.
 func (d *demo) draw(w *world) { d.screen.draw(w.rows(), time.Now()) }
 
+// drawSince shows it with times that count from when the Pod was created.
+func (d *demo) drawSince(pod string) func(*world) {
+	return func(w *world) {
+		if begin, ok := w.steps[pod][created]; ok {
+			d.screen.begin = begin
+		}
+		d.draw(w)
+	}
+}
+
 // apply applies manifests of test/demo/pods.
 func (d *demo) apply(ctx context.Context, files ...string) error {
 	args := []string{"apply", "-n", namespace}
@@ -184,12 +194,11 @@ func (d *demo) runFirst(ctx context.Context) error {
 	if _, err := d.kubectl(ctx, "create", "namespace", namespace); err != nil {
 		return err
 	}
-	begin := time.Now()
 	if err := d.apply(ctx, "claim.yaml", "plain.yaml"); err != nil {
 		return err
 	}
-	d.screen.start(begin)
-	now, err := d.world.wait(ctx, 90*time.Second, d.draw, func(w *world) error { return w.podsRun(first, second) })
+	d.screen.start(time.Now())
+	now, err := d.world.wait(ctx, 90*time.Second, d.drawSince(first), func(w *world) error { return w.podsRun(first, second) })
 	if err != nil {
 		return err
 	}
@@ -325,12 +334,11 @@ func (d *demo) runThird(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	begin := time.Now()
 	if err = d.apply(ctx, "idle.yaml"); err != nil {
 		return err
 	}
-	d.screen.start(begin)
-	now, err := d.world.wait(ctx, time.Minute, d.draw, func(w *world) error { return w.podsRun(third) })
+	d.screen.start(time.Now())
+	now, err := d.world.wait(ctx, time.Minute, d.drawSince(third), func(w *world) error { return w.podsRun(third) })
 	if err != nil {
 		return err
 	}

@@ -45,7 +45,7 @@ func (w *world) rows() []row {
 			}
 		}
 		if !given {
-			if len(claims) > 0 {
+			if len(claims) > 0 && pod.DeletionTimestamp == nil {
 				r.Claim = "waiting"
 			}
 			all = append(all, r)
