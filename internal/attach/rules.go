@@ -235,7 +235,7 @@ func releasing() []rule {
 		{"not drained", onBus(func(o *Observation) bool { return !drained(o) }), func(o *Observation) Decision {
 			return o.waitUntil(o.nextLook(), "the driver did not let it go%s", because(o.Tried[Drain].Err))
 		}},
-		{"opened meanwhile?", onBus(func(o *Observation) bool { return o.scanDue(o.Settings.Look) || !o.HoldersAt.After(o.Tried[Drain].At) }), (*Observation).findHolders},
+		{"opened meanwhile?", onBus(func(o *Observation) bool { return o.scanDue(o.Settings.Look) || o.HoldersAt.Before(o.Tried[Drain].At) }), (*Observation).findHolders},
 		{"opened meanwhile", onBus(func(o *Observation) bool { return o.held() && o.usable(o.identity()) != nil && o.due(Undrain) }), func(o *Observation) Decision {
 			return o.do(Undrain, "it was opened while it was drained")
 		}},
@@ -245,6 +245,11 @@ func releasing() []rule {
 		}},
 		{"not off the bus", onBus(always), func(o *Observation) Decision {
 			return o.waitUntil(o.nextLook(), "the kernel did not remove %s%s", o.function().Address, because(o.Tried[Remove].Err))
+		}},
+		{"not found, ask the driver", func(o *Observation) bool {
+			return o.function() == nil && o.unlisted() != nil && o.Tried[Discover].At.IsZero() && o.Tried[Remove].At.IsZero()
+		}, func(o *Observation) Decision {
+			return o.do(Discover, "%s is on the bus, and may be what goes back", o.unlisted().Address)
 		}},
 		{"machine busy", func(o *Observation) bool { return o.MachineBusy }, (*Observation).waitForMachine},
 		{"look", func(o *Observation) bool { return !o.Fresh }, (*Observation).list},

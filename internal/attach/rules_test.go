@@ -141,6 +141,7 @@ func toldHeld(o *Observation)     { o.Lease.HeldBy = strings.Join(o.Holders, ", 
 func over(o *Observation)         { o.Lease.Failure.RetryAfter = ago(time.Second) }
 func skewed(o *Observation)       { o.Lease.Failure.RetryAfter = now.Add(24 * time.Hour) }
 func failedBefore(o *Observation) { o.Lease.Failure.Reason = "DeviceCritical" }
+func nowhere(o *Observation)      { o.Lease.PCI = device.PCIAddress{} }
 func taken(o *Observation)        { o.Taken = map[device.PCIAddress]bool{slot: true} }
 func leaving(o *Observation)      { o.Leaving = true }
 
@@ -334,7 +335,7 @@ var table = map[device.Phase][]row{
 		{situation: "prepared, off the bus", mods: with(prepared, offBus), rule: "still prepared", want: Wait},
 		{situation: "checkpoint unknown, off the bus", mods: with(unknown, offBus), rule: "still prepared", want: Wait},
 		{situation: "drain failed just now", mods: with(tried(Drain, time.Second, errTry)), rule: "not drained", want: Wait, wake: 2 * time.Second},
-		{situation: "drained, not looked since", mods: with(draining, tried(Drain, time.Second, nil)), rule: "opened meanwhile?", want: FindHolders},
+		{situation: "drained, not looked since", mods: with(draining, tried(Drain, time.Second/2, nil)), rule: "opened meanwhile?", want: FindHolders},
 		{situation: "drained, opened meanwhile", mods: with(draining, tried(Drain, 2*time.Second, nil), heldBy("pid 7")), rule: "opened meanwhile", want: Undrain},
 		{situation: "drained, opened, undraining does not help", mods: with(draining, tried(Drain, 2*time.Second, nil), tried(Undrain, time.Second, nil), heldBy("pid 7")), rule: "held on the bus", want: Store},
 		{situation: "drained, nobody has it", mods: with(draining, tried(Drain, 2*time.Second, nil)), rule: "off the bus", want: Remove},
@@ -347,8 +348,10 @@ var table = map[device.Phase][]row{
 		{situation: "off the bus", mods: with(offBus), rule: "off the fabric", want: SendDetach},
 		{situation: "off the bus, list old", mods: with(offBus, stale), rule: "look", want: ListFabric},
 		{situation: "off the bus, another unit's call", mods: with(offBus, machineBusy), rule: "machine busy", want: Wait},
+		{situation: "its address is not known, something is on the bus", mods: with(bound, silent, nowhere), rule: "not found, ask the driver", want: Discover},
+		{situation: "its address is not known, the driver was asked", mods: with(bound, silent, nowhere, tried(Discover, time.Second, nil)), rule: "off the fabric", want: SendDetach},
 		{situation: "another unit is at the stored address", mods: with(seen(alien)), rule: "off the fabric", want: SendDetach},
-		{situation: "another unit is at the stored address, NVML silent", mods: with(silent, taken), rule: "off the fabric", want: SendDetach},
+		{situation: "another unit is at the stored address, NVML silent", mods: with(silent, taken, tried(Discover, time.Second, nil)), rule: "off the fabric", want: SendDetach},
 		{situation: "manager is busy", mods: with(offBus, answered(device.FaultBusy, time.Second)), rule: "refused for now", want: Wait, wake: 6 * time.Second},
 		{situation: "manager said done, still listed", mods: with(offBus, answered("", time.Second)), rule: "refused for now", want: Wait, wake: 6 * time.Second},
 		{situation: "reply lost, still listed", mods: with(offBus, answered(device.FaultUnknown, time.Minute)), rule: "off the fabric", want: SendDetach},

@@ -38,6 +38,8 @@ func (l *Loop) ended(lease device.Lease, k attach.Kind, at time.Time, err error)
 		if err == nil {
 			mem.told = lease.Attempt
 		}
+	case attach.Drain, attach.Undrain, attach.Remove:
+		mem.holders, mem.scanned = nil, time.Time{} // who had it open before says nothing any more
 	default:
 	}
 }

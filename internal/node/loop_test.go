@@ -1,0 +1,543 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cohdi/cohdi-agent/internal/attach"
+	"github.com/cohdi/cohdi-agent/internal/device"
+)
+
+const unit0, unit1 = device.Unit("a100-0"), device.Unit("a100-1")
+
+func TestAttach(t *testing.T) {
+	r := newRig(2)
+	a := r.assign(unit0, "c")
+	l := r.loop(inline)
+	r.settle(t, l)
+
+	want := []string{"ListFabric", "StoreIntent", "SendAttach", "ListFabric", "Store", "Discover", "Store", "Tell"}
+	if diff := cmp.Diff(want, r.acted); diff != "" {
+		t.Errorf("actions (-want +got):\n%s", diff)
+	}
+	got := r.lease(unit0)
+	if got.Phase != device.Attached || got.FabricDevice != "d0" || got.UUID != r.chassis[0].uuid || got.PCI != r.chassis[0].at || got.Attempt != a {
+		t.Errorf("lease = %+v", got)
+	}
+	if r.told[a] != 1 {
+		t.Errorf("told %d times", r.told[a])
+	}
+	wantStatus := []UnitStatus{{Lease: got, Doing: attach.Wait, Why: "serves claim team/c"}}
+	if diff := cmp.Diff(wantStatus, l.Status()); diff != "" {
+		t.Errorf("status (-want +got):\n%s", diff)
+	}
+	r.innocent(t)
+}
+
+// attachedUnit returns a rig with one unit that serves claim c.
+func attachedUnit(t *testing.T) (*rig, *Loop) {
+	t.Helper()
+	r := newRig(2)
+	r.assign(unit0, "c")
+	l := r.loop(inline)
+	r.settle(t, l)
+	if r.lease(unit0).Phase != device.Attached {
+		t.Fatalf("lease = %+v", r.lease(unit0))
+	}
+	r.acted = nil
+	return r, l
+}
+
+func TestRelease(t *testing.T) {
+	r, l := attachedUnit(t)
+	r.clear(unit0)
+	r.settle(t, l)
+	if diff := cmp.Diff([]string{"FindHolders", "Store"}, r.acted); diff != "" {
+		t.Errorf("becomes idle (-want +got):\n%s", diff)
+	}
+	if !r.lease(unit0).Idle() {
+		t.Errorf("lease = %+v", r.lease(unit0))
+	}
+	r.acted = nil
+	r.clock.Step(time.Minute)
+	r.release(unit0)
+	r.settle(t, l)
+	want := []string{"FindHolders", "Drain", "FindHolders", "Remove", "ListFabric", "SendDetach", "ListFabric", "Delete"}
+	if diff := cmp.Diff(want, r.acted); diff != "" {
+		t.Errorf("goes back (-want +got):\n%s", diff)
+	}
+	if len(r.leases) != 0 || len(r.attached()) != 0 || len(l.Status()) != 0 {
+		t.Errorf("leases %v, attached %v, status %v", r.leases, r.attached(), l.Status())
+	}
+	r.innocent(t)
+}
+
+func TestAttachOutcomes(t *testing.T) {
+	for _, tc := range []struct {
+		name     string
+		answers  []answer
+		phase    device.Phase
+		reason   string
+		calls    int
+		attached int
+		within   time.Duration // from assignment to rest
+	}{
+		{"reply lost, adopted", []answer{lost}, device.Attached, "", 1, 1, 10 * time.Second},
+		{"reply lost, nothing came, asked again when settled", []answer{inVain, done}, device.Attached, "", 2, 1, 2 * time.Minute},
+		{"busy, asked again", []answer{busy, busy, done}, device.Attached, "", 3, 1, 20 * time.Second},
+		{"refused for good", []answer{rejected}, device.Failed, "Rejected", 1, 0, 0},
+		{"none free", []answer{{fault: device.FaultNoCapacity}}, device.Failed, "NoCapacity", 1, 0, 0},
+		{"busy for ever", slices.Repeat([]answer{busy}, 100), device.Failed, "AttachTimeout", 48, 0, 5 * time.Minute},
+		{"never an answer, never a device", slices.Repeat([]answer{inVain}, 100), device.Failed, "AttachTimeout", 4, 0, 5 * time.Minute},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := newRig(2)
+			r.answers = tc.answers
+			r.assign(unit0, "c")
+			l := r.loop(inline)
+			for range 500 {
+				n := len(r.acted)
+				wake := l.Step(t.Context())
+				if p := r.lease(unit0).Phase; len(r.acted) == n && (wake.IsZero() || p == device.Failed) {
+					break
+				} else if len(r.acted) == n {
+					r.clock.SetTime(wake)
+				}
+			}
+			got := r.lease(unit0)
+			if got.Phase != tc.phase || got.Failure.Reason != tc.reason {
+				t.Errorf("phase %s, failure %+v, want %s %s", got.Phase, got.Failure, tc.phase, tc.reason)
+			}
+			if took := r.clock.Now().Sub(start); took > tc.within {
+				t.Errorf("took %s, at most %s", took, tc.within)
+			}
+			if len(r.calls) != tc.calls || len(r.attached()) != tc.attached {
+				t.Errorf("%d calls, %d attached, want %d, %d", len(r.calls), len(r.attached()), tc.calls, tc.attached)
+			}
+			r.innocent(t)
+		})
+	}
+}
+
+// TestFailedUnitGoesAway: what failed is forgotten after its back-off, once the leader took the claim off it.
+func TestFailedUnitGoesAway(t *testing.T) {
+	r := newRig(1)
+	r.answers = []answer{rejected}
+	r.assign(unit0, "c")
+	l := r.loop(inline)
+	r.settle(t, l)
+	if got := r.lease(unit0); got.Phase != device.Failed {
+		t.Fatalf("lease = %+v", got)
+	}
+	r.clear(unit0)
+	r.settle(t, l)
+	if len(r.leases) != 0 {
+		t.Errorf("leases = %v", r.leases)
+	}
+	if waited := r.clock.Now().Sub(start); waited < settings().RetryAfter {
+		t.Errorf("forgotten after %s", waited)
+	}
+}
+
+// TestLateDevice: a device that comes after its attach was given up is taken, and goes back.
+func TestLateDevice(t *testing.T) {
+	r := newRig(1)
+	r.answers = []answer{tardy}
+	r.assign(unit0, "c")
+	r.change(unit0, func(l *device.Lease) { l.AcquiredAt = start.Add(-settings().Deadline + 5*time.Second) })
+	l := r.loop(inline)
+	for r.lease(unit0).Phase != device.Failed {
+		n := len(r.acted)
+		if wake := l.Step(t.Context()); len(r.acted) == n {
+			r.clock.SetTime(wake)
+		}
+	}
+	r.late[0]()
+	r.clear(unit0)
+	r.settle(t, l)
+	if len(r.leases) != 0 || len(r.attached()) != 0 {
+		t.Errorf("leases %v, attached %v", r.leases, r.attached())
+	}
+	r.innocent(t)
+}
+
+func TestClaimGoneWhileAttaching(t *testing.T) {
+	r := newRig(1)
+	r.slow = true
+	r.assign(unit0, "c")
+	l := r.loop(inline)
+	for len(r.calls) == 0 {
+		l.Step(t.Context())
+	}
+	r.clear(unit0)
+	r.settle(t, l)
+	if got := r.lease(unit0); !got.Idle() || len(r.told) != 0 {
+		t.Fatalf("lease = %+v, told %v", got, r.told)
+	}
+	if !slices.Contains(r.acted, "Rescan") {
+		t.Error("the device came without a rescan, though it does not come by itself")
+	}
+	// The next claim gets it at once.
+	r.acted = nil
+	a := r.assign(unit0, "d")
+	r.settle(t, l)
+	if diff := cmp.Diff([]string{"Tell"}, r.acted); diff != "" || r.told[a] != 1 {
+		t.Errorf("actions (-want +got):\n%s", diff)
+	}
+	r.innocent(t)
+}
+
+func TestClaimGoneBeforeAnythingWasAsked(t *testing.T) {
+	r := newRig(1)
+	r.assign(unit0, "c")
+	r.clear(unit0)
+	r.settle(t, r.loop(inline))
+	if len(r.leases) != 0 || len(r.calls) != 0 {
+		t.Errorf("leases %v, calls %v", r.leases, r.calls)
+	}
+}
+
+func TestStillPreparedAndHeldOpen(t *testing.T) {
+	r, l := attachedUnit(t)
+	r.prepared[unit0] = true
+	r.clear(unit0)
+	r.settle(t, l)
+	if got := r.lease(unit0); got.Idle() || len(r.acted) != 0 {
+		t.Fatalf("prepared: lease = %+v, actions %v", got, r.acted)
+	}
+	r.prepared[unit0] = false
+	r.open[r.chassis[0].at] = []string{"pid 7 (exporter)"}
+	for range 10 {
+		n := len(r.acted)
+		if wake := l.Step(t.Context()); len(r.acted) == n {
+			r.clock.SetTime(wake)
+		}
+	}
+	if got := r.lease(unit0); got.Idle() || got.HeldBy != "pid 7 (exporter)" {
+		t.Fatalf("held open: lease = %+v", got)
+	}
+	delete(r.open, r.chassis[0].at)
+	r.settle(t, l)
+	if got := r.lease(unit0); !got.Idle() || got.HeldBy != "" {
+		t.Errorf("nobody has it: lease = %+v", got)
+	}
+	r.innocent(t)
+}
+
+// TestCheckpointUnknown: while the plugin does not know what is prepared, nothing is given back.
+func TestCheckpointUnknown(t *testing.T) {
+	r, l := attachedUnit(t)
+	r.known = false
+	r.clear(unit0)
+	r.settle(t, l)
+	r.release(unit0)
+	r.settle(t, l)
+	if got := r.lease(unit0); got.Phase != device.Releasing || len(r.acted) != 0 {
+		t.Errorf("lease = %+v, actions %v", got, r.acted)
+	}
+}
+
+func TestReleaseCalledBack(t *testing.T) {
+	r, l := attachedUnit(t)
+	r.clear(unit0)
+	r.settle(t, l)
+	r.release(unit0)
+	for !r.chassis[0].draining {
+		l.Step(t.Context())
+	}
+	a := r.assign(unit0, "d")
+	r.settle(t, l)
+	if got := r.lease(unit0); got.Phase != device.Attached || r.told[a] != 1 || r.chassis[0].draining {
+		t.Errorf("lease = %+v, told %d, draining %v", got, r.told[a], r.chassis[0].draining)
+	}
+	if len(r.calls) != 1 {
+		t.Errorf("calls = %v", r.calls)
+	}
+	r.innocent(t)
+}
+
+func TestConflictOnUpdate(t *testing.T) {
+	r := newRig(1)
+	r.storeErr = []error{errors.New("conflict")}
+	r.assign(unit0, "c")
+	r.settle(t, r.loop(inline))
+	if got := r.lease(unit0); got.Phase != device.Attached || len(r.calls) != 1 || !slices.Contains(r.acted, "StoreIntent!") {
+		t.Errorf("lease = %+v, calls %v, actions %v", got, r.calls, r.acted)
+	}
+}
+
+// TestIntentStoredAnswerLost: the call may have been sent by whoever stored the intent, as far as anybody
+// knows; it is sent again only when it would have shown.
+func TestIntentStoredAnswerLost(t *testing.T) {
+	r := newRig(1)
+	r.storeErr = []error{errAfter}
+	r.assign(unit0, "c")
+	r.settle(t, r.loop(inline))
+	if got := r.lease(unit0); got.Phase != device.Attached || len(r.calls) != 1 {
+		t.Errorf("lease = %+v, calls %v", got, r.calls)
+	}
+	if waited := r.clock.Now().Sub(start); waited < settings().Settle {
+		t.Errorf("sent after %s", waited)
+	}
+}
+
+// TestCrash: this process dies at each operation, before or after its effect, and another goes on.
+func TestCrash(t *testing.T) {
+	died := 0
+	for _, after := range []bool{false, true} {
+		for at := 1; ; at++ {
+			r := newRig(3)
+			a := r.assign(unit0, "c")
+			l := r.loop(inline)
+			r.dieAt, r.after = at, after
+			r.settle(t, l)
+			survived := !r.dead
+			if r.dead {
+				died++
+				l = r.loop(inline)
+				r.settle(t, l)
+			}
+			name := fmt.Sprintf("attach, operation %d, after its effect %v", at, after)
+			if got := r.lease(unit0); got.Phase != device.Attached || r.told[a] == 0 || len(r.attached()) != 1 {
+				t.Errorf("%s: lease %+v, told %d, attached %v", name, got, r.told[a], r.attached())
+			}
+			r.clear(unit0)
+			r.settle(t, l)
+			r.release(unit0)
+			r.dieAt, r.after = at, after
+			r.ops = 0
+			r.settle(t, l)
+			if r.dead {
+				survived = false
+				died++
+				r.settle(t, r.loop(inline))
+			}
+			if len(r.leases) != 0 || len(r.attached()) != 0 {
+				t.Errorf("%s, and at the same of release: leases %v, attached %v", name, r.leases, r.attached())
+			}
+			r.innocent(t)
+			if survived {
+				break
+			}
+		}
+	}
+	t.Logf("%d deaths", died)
+	if died < 20 {
+		t.Error("too few: the test shows nothing")
+	}
+}
+
+// TestManagerUnreachable: no claim is failed before its deadline for a manager that cannot be reached.
+func TestManagerUnreachable(t *testing.T) {
+	r := newRig(1)
+	r.listErr = &device.Fault{Class: device.FaultUnreachable, Op: "list"}
+	r.assign(unit0, "c")
+	l := r.loop(inline)
+	for r.clock.Now().Before(start.Add(settings().Deadline - 10*time.Second)) {
+		n := len(r.acted)
+		wake := l.Step(t.Context())
+		if len(r.acted) == n {
+			r.clock.SetTime(wake)
+		}
+		if got := r.lease(unit0); got.Phase != device.Assigned {
+			t.Fatalf("%s after assignment: lease %+v", r.clock.Now().Sub(start), got)
+		}
+	}
+	if n := len(r.acted); n < 20 || n > 60 {
+		t.Errorf("asked %d times in 4 minutes", n)
+	}
+	r.listErr = nil
+	r.settle(t, l)
+	if got := r.lease(unit0); got.Phase != device.Attached {
+		t.Errorf("manager is back: lease %+v", got)
+	}
+}
+
+func TestHostCannotBeObserved(t *testing.T) {
+	r := newRig(1)
+	r.hostErr = errors.New("sysfs is gone")
+	r.assign(unit0, "c")
+	l := r.loop(inline)
+	if wake := l.Step(t.Context()); wake != start.Add(settings().Busy) || len(r.acted) != 0 {
+		t.Errorf("wake %s, actions %v", wake, r.acted)
+	}
+}
+
+func TestWhoseLease(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		change func(*device.Lease)
+		ours   bool
+	}{
+		{"ours", func(*device.Lease) {}, true},
+		{"of our Node before it was made anew", func(l *device.Lease) { l.NodeUID = "uid-of-before" }, true},
+		{"of another node", func(l *device.Lease) { l.Node = "n2" }, false},
+		{"of another machine of our name", func(l *device.Lease) { l.Machine = "m-of-before" }, false},
+		{"of another fabric", func(l *device.Lease) { l.Fabric = "1" }, false},
+	} {
+		r := newRig(1)
+		r.assign(unit0, "c")
+		r.change(unit0, tc.change)
+		r.settle(t, r.loop(inline))
+		if got := len(r.acted) > 0; got != tc.ours {
+			t.Errorf("%s: actions %v", tc.name, r.acted)
+		}
+	}
+}
+
+func TestUnknownErrorIsOfUnknownOutcome(t *testing.T) {
+	if f := fault("attach", errors.New("connection reset")); f.Definite() {
+		t.Errorf("fault = %+v", f)
+	}
+	if f := fault("attach", fmt.Errorf("attach: %w", &device.Fault{Class: device.FaultBusy})); f.Class != device.FaultBusy {
+		t.Errorf("fault = %+v", f)
+	}
+	if f := fault("attach", nil); f != nil {
+		t.Errorf("fault = %+v", f)
+	}
+}
+
+// later keeps actions until the test runs them, so that several are under way at once.
+type later struct{ queue []func() }
+
+func (q *later) spawn(f func()) { q.queue = append(q.queue, f) }
+
+func (q *later) run(i int) {
+	f := q.queue[i]
+	q.queue = slices.Delete(q.queue, i, i+1)
+	f()
+}
+
+// inFlight counts the changing calls that were decided and have not ended.
+func (l *Loop) inFlight() (n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, u := range l.units {
+		if u.running == attach.SendAttach || u.running == attach.SendDetach {
+			n++
+		}
+	}
+	return n
+}
+
+// TestOneCallAtATime: two units attach to one machine, one after the other, and none takes the other's device.
+func TestOneCallAtATime(t *testing.T) {
+	r := newRig(3)
+	a, b := r.assign(unit0, "a"), r.assign(unit1, "b")
+	q := &later{}
+	l := r.loop(q.spawn)
+	for range 200 {
+		wake := l.Step(t.Context())
+		if n := l.inFlight(); n > 1 {
+			t.Fatalf("%d changing calls in flight", n)
+		}
+		switch {
+		case len(q.queue) > 0:
+			q.run(len(q.queue) - 1)
+		case !wake.IsZero():
+			r.clock.SetTime(wake)
+		}
+	}
+	if r.told[a] != 1 || r.told[b] != 1 || len(r.attached()) != 2 || r.lease(unit0).FabricDevice == r.lease(unit1).FabricDevice {
+		t.Errorf("told %v, attached %v, leases %v", r.told, r.attached(), r.leases)
+	}
+	r.innocent(t)
+}
+
+// TestTwoUnknownsOneDevice: of two units that wait for a device with an unknown outcome, one takes what came.
+func TestTwoUnknownsOneDevice(t *testing.T) {
+	r := newRig(3)
+	r.answers = []answer{inVain, lost}
+	r.assign(unit0, "a")
+	r.assign(unit1, "b")
+	l := r.loop(inline)
+	r.settle(t, l)
+	if len(r.attached()) != 2 || r.lease(unit0).FabricDevice == r.lease(unit1).FabricDevice {
+		t.Errorf("attached %v, leases %+v", r.attached(), r.leases)
+	}
+	r.innocent(t)
+}
+
+// TestRestartWithTwoUnknowns: the same, where a restart lost which call was whose.
+func TestRestartWithTwoUnknowns(t *testing.T) {
+	r := newRig(3)
+	for u, c := range map[device.Unit]string{unit0: "a", unit1: "b"} {
+		r.assign(u, c)
+		r.change(u, func(l *device.Lease) { l.Phase, l.AskedAt = device.Attaching, start })
+	}
+	r.chassis[2].attached, r.chassis[2].onBus, r.chassis[2].driver = true, true, true
+	q := &later{}
+	l := r.loop(q.spawn)
+	for range 300 {
+		wake := l.Step(t.Context())
+		switch {
+		case len(q.queue) > 0:
+			q.run(0)
+		case !wake.IsZero():
+			r.clock.SetTime(wake)
+		}
+	}
+	if len(r.attached()) != 2 || r.lease(unit0).FabricDevice == r.lease(unit1).FabricDevice {
+		t.Errorf("attached %v, leases %+v", r.attached(), r.leases)
+	}
+	r.innocent(t)
+}
+
+// TestUnsentIntentLetsOthersGo: an intent that was given up before it was sent holds nobody up.
+func TestUnsentIntentLetsOthersGo(t *testing.T) {
+	r := newRig(2)
+	r.assign(unit0, "a")
+	l := r.loop(inline)
+	for r.lease(unit0).Phase != device.Attaching {
+		l.Step(t.Context())
+	}
+	r.clock.Step(settings().Deadline)
+	r.listErr = &device.Fault{Class: device.FaultUnreachable}
+	for r.lease(unit0).Phase != device.Failed {
+		l.Step(t.Context())
+	}
+	r.listErr = nil
+	b := r.assign(unit1, "b")
+	for range 20 {
+		l.Step(t.Context())
+		r.clock.Step(time.Second)
+	}
+	if r.told[b] != 1 {
+		t.Errorf("unit 1 waits: %+v", l.Status())
+	}
+}
+
+// TestRun: the loop looks when it is poked and when the policy wants it, and ends with its context.
+func TestRun(t *testing.T) {
+	r := newRig(1)
+	l := r.loop(nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		l.Run(ctx)
+	}()
+	a := r.assign(unit0, "c")
+	l.Poke()
+	told := func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.told[a] > 0
+	}
+	for !told() {
+		if r.clock.HasWaiters() {
+			r.clock.Step(time.Second)
+		}
+		l.Status()
+	}
+	cancel()
+	<-ended
+}

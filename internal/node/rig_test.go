@@ -1,0 +1,509 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/cohdi/cohdi-agent/internal/attach"
+	"github.com/cohdi/cohdi-agent/internal/device"
+)
+
+const (
+	thisNode    = "n1"
+	thisMachine = device.Machine("m-n1")
+	fabricModel = "NVIDIA-A100"
+)
+
+var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+func settings() attach.Settings {
+	return attach.Settings{
+		Deadline: 4 * time.Minute, Settle: time.Minute, Look: 5 * time.Second, Appear: 3 * time.Second,
+		Retry: time.Second, Busy: 5 * time.Second, Hold: 10 * time.Second, RetryAfter: 5 * time.Minute,
+	}
+}
+
+// gpu is one GPU of the chassis.
+type gpu struct {
+	id       string
+	uuid     device.GPUUUID
+	at       device.PCIAddress
+	attached bool
+	onBus    bool
+	driver   bool
+	seen     bool // by NVML
+	draining bool
+	off      bool // taken off the bus: it comes back by a rescan only
+}
+
+// answer is how the manager answers one changing call.
+type answer struct {
+	fault  device.FaultClass // empty is done
+	effect bool
+	late   bool // the effect comes when the test says so
+}
+
+var (
+	done     = answer{effect: true}
+	lost     = answer{fault: device.FaultUnknown, effect: true}
+	inVain   = answer{fault: device.FaultUnknown}
+	tardy    = answer{fault: device.FaultUnknown, late: true}
+	busy     = answer{fault: device.FaultBusy}
+	rejected = answer{fault: device.FaultRejected}
+)
+
+// rig is the world around a Loop: stores, the manager and its chassis, the host. It implements all that
+// the Loop needs, holds the state that survives a crash, and judges what is done to it.
+type rig struct {
+	clock *clocktesting.FakeClock
+
+	mu       sync.Mutex
+	leases   map[device.Unit]device.Lease
+	version  int
+	chassis  []*gpu
+	answers  []answer // to the next changing calls; done when there are none left
+	late     []func()
+	slow     bool // devices do not come by themselves
+	listErr  error
+	hostErr  error
+	storeErr []error // of the next writes; one that wraps errAfter took effect
+	tellErr  error
+	told     map[device.Attempt]int
+	prepared map[device.Unit]bool
+	known    bool
+	open     map[device.PCIAddress][]string
+
+	calls   []string // changing calls to the manager
+	acted   []string // ended actions
+	crimes  []string
+	ops     int // operations so far, and where this process dies
+	dieAt   int
+	after   bool // it dies after the effect
+	dead    bool
+	deletes int
+}
+
+var (
+	errDead  = errors.New("this process is dead")
+	errAfter = errors.New("the answer was lost")
+)
+
+func newRig(gpus int) *rig {
+	r := &rig{
+		clock: clocktesting.NewFakeClock(start), leases: map[device.Unit]device.Lease{}, told: map[device.Attempt]int{},
+		prepared: map[device.Unit]bool{}, known: true, open: map[device.PCIAddress][]string{},
+	}
+	for i := range gpus {
+		r.chassis = append(r.chassis, &gpu{
+			id: fmt.Sprintf("d%d", i), uuid: device.GPUUUID(fmt.Sprintf("GPU-00000000-0000-4000-8000-%012d", i)),
+			at: device.PCIAddress{Bus: uint8(0x3b + i)},
+		})
+	}
+	return r
+}
+
+// loop returns a process that starts now.
+func (r *rig) loop(spawn func(func())) *Loop {
+	r.dead, r.dieAt, r.ops = false, 0, 0
+	return New(Config{
+		Node: thisNode, NodeUID: "uid-n1", Machine: thisMachine, Fabric: "0", Settings: settings(),
+		FreshFor: 5 * time.Second, Resync: 10 * time.Minute, CallDeadline: time.Minute, LocalDeadline: 10 * time.Second,
+		Leases: r, Manager: r, Host: r, Claims: r, Prepared: r, Observer: r,
+		Model: func(m device.Model) string { return map[device.Model]string{"a100": fabricModel}[m] },
+		Clock: r.clock, Spawn: spawn,
+	})
+}
+
+func inline(f func()) { f() }
+
+// op counts an operation that changes something, and is where a process dies: before or after its effect.
+func (r *rig) op(effect func() error) error {
+	if r.dead {
+		return errDead
+	}
+	r.ops++
+	if r.ops == r.dieAt && !r.after {
+		r.dead = true
+		return errDead
+	}
+	err := effect()
+	if r.ops == r.dieAt {
+		r.dead = true
+		return errDead
+	}
+	return err
+}
+
+// The device leases.
+
+func (r *rig) List() []device.Lease {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Collect(maps.Values(r.leases))
+}
+
+func (r *rig) Update(_ context.Context, l device.Lease) (device.Lease, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	err := r.op(func() error {
+		var fails error
+		if len(r.storeErr) > 0 {
+			fails, r.storeErr = r.storeErr[0], r.storeErr[1:]
+		}
+		if fails != nil && !errors.Is(fails, errAfter) {
+			return fails
+		}
+		if have, ok := r.leases[l.Unit]; !ok || have.Version != l.Version {
+			return fmt.Errorf("conflict: version %q, stored %q", l.Version, have.Version)
+		}
+		l = r.put(l)
+		return fails
+	})
+	return l, err
+}
+
+// put stores a lease as its writers do: the leader, too.
+func (r *rig) put(l device.Lease) device.Lease {
+	r.version++
+	l.Version = fmt.Sprint(r.version)
+	if l.FabricDevice != "" {
+		for u, other := range r.leases {
+			if u != l.Unit && other.FabricDevice == l.FabricDevice {
+				r.crimes = append(r.crimes, fmt.Sprintf("%s is taken for %s and for %s", l.FabricDevice, u, l.Unit))
+			}
+		}
+	}
+	r.leases[l.Unit] = l
+	return l
+}
+
+func (r *rig) Delete(_ context.Context, l device.Lease) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.op(func() error {
+		have, ok := r.leases[l.Unit]
+		switch {
+		case !ok:
+			return nil
+		case have.Version != l.Version:
+			return errors.New("conflict")
+		}
+		delete(r.leases, l.Unit)
+		r.deletes++
+		return nil
+	})
+}
+
+// The manager.
+
+func (r *rig) ListAttached(_ context.Context, m device.Machine) ([]device.OnFabric, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var list []device.OnFabric
+	err := r.op(func() error {
+		for _, g := range r.chassis {
+			if g.attached {
+				list = append(list, device.OnFabric{ID: g.id, Machine: m, Model: fabricModel, UUID: g.uuid, Health: device.HealthOK})
+			}
+		}
+		return r.listErr
+	})
+	if err != nil {
+		return nil, err
+	}
+	return list, nil
+}
+
+// answerNext carries out one changing call as the manager answers it.
+func (r *rig) answerNext(call string, effect func() error) error {
+	return r.op(func() error {
+		r.calls = append(r.calls, call)
+		a := done
+		if len(r.answers) > 0 {
+			a, r.answers = r.answers[0], r.answers[1:]
+		}
+		switch {
+		case a.late:
+			r.late = append(r.late, func() { _ = effect() })
+		case a.effect:
+			if err := effect(); err != nil {
+				return err
+			}
+		}
+		if a.fault != "" {
+			return &device.Fault{Class: a.fault, Op: call}
+		}
+		return nil
+	})
+}
+
+func (r *rig) Attach(_ context.Context, m device.Machine, model string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if m != thisMachine || model != fabricModel {
+		r.crimes = append(r.crimes, fmt.Sprintf("attach of %q to machine %q", model, m))
+	}
+	return r.answerNext("attach", func() error {
+		i := slices.IndexFunc(r.chassis, func(g *gpu) bool { return !g.attached })
+		if i < 0 {
+			return &device.Fault{Class: device.FaultNoCapacity, Op: "attach"}
+		}
+		g := r.chassis[i]
+		g.attached, g.onBus, g.driver = true, !r.slow, !r.slow
+		return nil
+	})
+}
+
+func (r *rig) Detach(_ context.Context, _ device.Machine, id, model string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if id == "" || model != fabricModel {
+		r.crimes = append(r.crimes, fmt.Sprintf("detach of %q, %q", id, model))
+	}
+	return r.answerNext("detach "+id, func() error {
+		i := slices.IndexFunc(r.chassis, func(g *gpu) bool { return g.id == id && g.attached })
+		if i < 0 {
+			return &device.Fault{Class: device.FaultNotFound, Op: "detach " + id}
+		}
+		g := r.chassis[i]
+		for u, l := range r.leases {
+			if l.FabricDevice == id && r.prepared[u] {
+				r.crimes = append(r.crimes, "detached while prepared: "+id)
+			}
+		}
+		if g.onBus {
+			r.crimes = append(r.crimes, "detached on the bus: "+id)
+		}
+		g.attached, g.onBus, g.driver, g.seen, g.draining, g.off = false, false, false, false, false, false
+		return nil
+	})
+}
+
+// The host.
+
+func (r *rig) Observe(context.Context) (Sight, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.dead {
+		return Sight{}, errDead
+	}
+	var s Sight
+	for _, g := range r.chassis {
+		if g.onBus {
+			f := attach.Function{Address: g.at}
+			if g.driver {
+				f.Driver = "nvidia"
+			}
+			s.Bus = append(s.Bus, f)
+		}
+		if g.seen {
+			s.NVML = append(s.NVML, attach.GPU{Address: g.at, UUID: g.uuid, Draining: g.draining})
+		}
+	}
+	return s, r.hostErr
+}
+
+func (r *rig) host(f func()) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.op(func() error { f(); return nil })
+}
+
+func (r *rig) Rescan(context.Context) error {
+	return r.host(func() {
+		for _, g := range r.chassis {
+			if g.attached && !g.onBus {
+				g.onBus, g.driver, g.off = true, true, false
+			}
+		}
+	})
+}
+
+func (r *rig) Bind(_ context.Context, a device.PCIAddress) error {
+	return r.host(func() { r.gpuAt(a).driver = true })
+}
+
+func (r *rig) Discover(context.Context) error {
+	return r.host(func() {
+		for _, g := range r.chassis {
+			g.seen = g.onBus && g.driver
+		}
+	})
+}
+
+func (r *rig) Drain(_ context.Context, a device.PCIAddress) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.op(func() error {
+		if len(r.open[a]) > 0 {
+			return errors.New("in use")
+		}
+		r.gpuAt(a).draining = true
+		return nil
+	})
+}
+
+func (r *rig) Undrain(_ context.Context, a device.PCIAddress) error {
+	return r.host(func() { r.gpuAt(a).draining = false })
+}
+
+func (r *rig) Remove(_ context.Context, a device.PCIAddress) error {
+	return r.host(func() {
+		g := r.gpuAt(a)
+		if len(r.open[a]) > 0 {
+			r.crimes = append(r.crimes, "removed while open: "+g.id)
+		}
+		if !g.draining && g.seen {
+			r.crimes = append(r.crimes, "removed without a drain: "+g.id)
+		}
+		g.onBus, g.driver, g.seen, g.draining, g.off = false, false, false, false, true
+	})
+}
+
+func (r *rig) Holders(_ context.Context, a device.PCIAddress) ([]string, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.dead {
+		return nil, errDead
+	}
+	return r.open[a], nil
+}
+
+func (r *rig) gpuAt(a device.PCIAddress) *gpu {
+	for _, g := range r.chassis {
+		if g.at == a && g.onBus {
+			return g
+		}
+	}
+	r.crimes = append(r.crimes, "nothing is at "+a.String())
+	return &gpu{}
+}
+
+// Claims, checkpoint, observer.
+
+func (r *rig) TellAttached(_ context.Context, l device.Lease) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.tellErr != nil {
+		return r.tellErr
+	}
+	return r.op(func() error {
+		i := slices.IndexFunc(r.chassis, func(g *gpu) bool { return g.id == l.FabricDevice })
+		if i < 0 || !r.chassis[i].attached || !r.chassis[i].seen || r.chassis[i].draining || r.chassis[i].uuid != l.UUID {
+			r.crimes = append(r.crimes, "a claim is told of what it cannot use: "+l.FabricDevice)
+		}
+		r.told[l.Attempt]++
+		return nil
+	})
+}
+
+func (r *rig) Prepared(_ device.FabricID, u device.Unit) (yes, known bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.prepared[u] && r.known, r.known
+}
+
+func (r *rig) Stored(context.Context, device.Lease, device.Lease) {}
+func (r *rig) Deleted(context.Context, device.Lease)              {}
+func (r *rig) Told(context.Context, device.Lease)                 {}
+func (r *rig) Acted(_ context.Context, _ device.Lease, k attach.Kind, _ time.Duration, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	word := string(k)
+	if err != nil {
+		word += "!"
+	}
+	r.acted = append(r.acted, word)
+}
+
+// The leader, the kubelet.
+
+func attemptFor(u device.Unit, claim string) device.Attempt {
+	return device.Attempt{Namespace: "team", Name: claim, UID: "uid-" + claim, AllocatedAt: "2026-01-02T03:04:00Z", Node: thisNode, Pool: "fabric-0", Entry: u.Entry()}
+}
+
+func (r *rig) assign(u device.Unit, claim string) device.Attempt {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	a := attemptFor(u, claim)
+	l, ok := r.leases[u]
+	if !ok {
+		l = device.Lease{
+			Fabric: "0", Unit: u, Model: "a100", Node: thisNode, NodeUID: "uid-n1", Machine: thisMachine, Phase: device.Assigned,
+			ChangedAt: r.clock.Now(), ObjectUID: fmt.Sprintf("o%d", r.version),
+		}
+	}
+	l.Attempt, l.AcquiredAt, l.IdleSince, l.HeldBy = a, r.clock.Now(), time.Time{}, ""
+	r.put(l)
+	return a
+}
+
+func (r *rig) change(u device.Unit, f func(*device.Lease)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	l := r.leases[u]
+	f(&l)
+	r.put(l)
+}
+
+func (r *rig) clear(u device.Unit) {
+	r.change(u, func(l *device.Lease) { l.Attempt = device.Attempt{} })
+}
+
+func (r *rig) release(u device.Unit) {
+	r.change(u, func(l *device.Lease) {
+		l.Phase, l.ChangedAt, l.IdleSince = device.Releasing, r.clock.Now(), time.Time{}
+	})
+}
+
+func (r *rig) lease(u device.Unit) device.Lease {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.leases[u]
+}
+
+func (r *rig) attached() (ids []string) {
+	for _, g := range r.chassis {
+		if g.attached {
+			ids = append(ids, g.id)
+		}
+	}
+	return ids
+}
+
+// settle steps the loop and lets time pass to where it wants to be woken, until it waits for others.
+func (r *rig) settle(t *testing.T, l *Loop) {
+	t.Helper()
+	for range 500 {
+		n := len(r.acted)
+		wake := l.Step(t.Context())
+		switch {
+		case r.dead:
+			return
+		case len(r.acted) > n:
+		case wake.IsZero():
+			return
+		case wake.After(r.clock.Now()):
+			r.clock.SetTime(wake)
+		}
+	}
+	t.Fatalf("no rest: %v, %+v", r.acted[max(0, len(r.acted)-20):], l.Status())
+}
+
+// innocent fails the test if something was done that must never be.
+func (r *rig) innocent(t *testing.T) {
+	t.Helper()
+	for _, c := range r.crimes {
+		t.Error(c)
+	}
+}
