@@ -17,7 +17,7 @@ import (
 )
 
 // These tests start clusters of their own, take minutes and need root and the built programs.
-var real = flag.Bool("real", false, "start real clusters; none may run on this machine")
+var realClusters = flag.Bool("real", false, "start real clusters; none may run on this machine")
 
 const bin = "../../../.cache/bin"
 
@@ -67,7 +67,7 @@ func leftovers(t *testing.T, l Layout) []string {
 
 func newCluster(t *testing.T) *Cluster {
 	t.Helper()
-	if !*real {
+	if !*realClusters {
 		t.Skip("starts a real cluster: make cluster-test runs it")
 	}
 	c, err := New(t.TempDir(), bin, t.Output())
@@ -114,8 +114,9 @@ func TestRealCluster(t *testing.T) {
 			t.Errorf("logs (-want +got):\n%s", diff)
 		}
 		// From the Pod network to the API server's service address, and to the host.
-		c.kubectl(t, "exec", node.Name, "--", "nc", "-z", "-w", "5", ServiceIP, "443")
-		c.kubectl(t, "exec", node.Name, "--", "nc", "-z", "-w", "5", HostIP, "6443")
+		for _, address := range []string{ServiceIP + " 443", HostIP + " 6443"} {
+			c.kubectl(t, "exec", node.Name, "--", "sh", "-c", "nc -w 5 "+address+" </dev/null")
+		}
 	}
 	t.Run("another state folder is refused", func(t *testing.T) {
 		other, err := New(t.TempDir(), bin, t.Output())
