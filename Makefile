@@ -8,7 +8,7 @@ CHASSIS ?= test/chassis/demo.yaml
 RUN     ?= .
 
 # What needs a cluster of its own and takes minutes is not part of the unit tests.
-UNITS = $(shell go list ./... | grep -v -e /test/e2e -e /test/demo -e /test/fences)
+UNITS = $(shell go list ./... | grep -v -e /test/e2e -e /test/fences)
 
 .DEFAULT_GOAL := help
 .PHONY: help
