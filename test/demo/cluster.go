@@ -175,6 +175,7 @@ The cluster stays. Try:
   kubectl get leases -n cohdi-leases -L gpu.cohdi.io/node,gpu.cohdi.io/phase
   kubectl exec -n %[3]s first -- ls -l /dev
   kubectl describe node n1
+  kubectl exec -n cohdi-system ds/cohdi-agent -- cohdi-agent status --all
   kubectl logs -n cohdi-system -l app.kubernetes.io/name=cohdi-agent --prefix
   cohdi-sim ctl state
   make cluster-down          # takes it down

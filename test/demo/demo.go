@@ -210,6 +210,21 @@ func (d *demo) runFirst(ctx context.Context) error {
 	for _, m := range d.way.Marks {
 		d.screen.say("  +%6.3f s  %-46s %s", m.At.Sub(d.way.Begin).Seconds(), m.What, m.By)
 	}
+	return d.showStatus(ctx)
+}
+
+// showStatus shows what a person sees who asks the agents.
+func (d *demo) showStatus(ctx context.Context) error {
+	d.screen.say("")
+	args := []string{"exec", "-n", device.AgentNamespace, "ds/" + device.AgentName, "--", "cohdi-agent", "status", "--all"}
+	d.typed("kubectl %s", strings.Join(args, " "))
+	out, err := d.kubectl(ctx, args...)
+	if err != nil {
+		return err
+	}
+	for l := range strings.Lines(out) {
+		d.screen.say("  %s", strings.TrimRight(l, "\n"))
+	}
 	return nil
 }
 
