@@ -151,7 +151,7 @@ func (t *term) lead(ctx context.Context) error {
 		},
 		CountEvery: t.m.cfg.Timings.LeaderList, CountPause: countPause, Debounce: debounce, Retry: retry,
 		CallDeadline: callDeadline, WriteDeadline: writeDeadline,
-		Leases: leases, Claims: leaderClaims{claim.New(claims), demands}, Nodes: members, Publisher: publisher,
+		Leases: fabricLeases{leases}, Claims: demands, Nodes: members, Publisher: publisher,
 		Manager: managerOfFabric{t.m.managers[t.fabric.ID]}, Election: t.election, Observer: &leaderObserver{a.obs, t.fabric.ID}, Clock: a.clock,
 	})
 	var all sync.WaitGroup
@@ -204,10 +204,18 @@ func (t *term) drop(features []string) {
 	t.m.tellFabric()
 }
 
-// leaderClaims are the fabric's claims as the leader needs them: watched, and read live.
-type leaderClaims struct {
-	*claim.Claims
-	*claim.Watch
+// fabricLeases are the fabric's device leases as the leader needs them: one that cannot be read is there all
+// the same, so that its unit is not given away.
+type fabricLeases struct{ *lease.Store }
+
+func (f fabricLeases) List() []device.Lease {
+	all := f.Store.List()
+	for _, bad := range f.Unreadable() {
+		if bad.Unit != "" {
+			all = append(all, device.Lease{Fabric: bad.Fabric, Unit: bad.Unit, Node: bad.Node, Phase: device.Unreadable})
+		}
+	}
+	return all
 }
 
 // trouble says what keeps the leader from offering anything.

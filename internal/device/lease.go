@@ -27,6 +27,10 @@ const (
 	Failed    Phase = "Failed"
 )
 
+// Unreadable stands for the phase of a lease that cannot be read, as by an older release: nobody knows who
+// has the unit. It is never stored, and as an unknown phase it means hands off.
+const Unreadable Phase = "Unreadable"
+
 // Phases returns every phase that this release knows, in the order of a unit's way.
 func Phases() []Phase { return []Phase{Assigned, Attaching, Attached, Releasing, Failed} }
 

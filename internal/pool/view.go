@@ -68,7 +68,7 @@ func views(w *World) []view {
 func (v *view) modelOf() *Model {
 	for i := range v.w.Models {
 		m := &v.w.Models[i]
-		if v.lease != nil {
+		if v.lease != nil && v.lease.Model != "" {
 			if v.lease.Model == m.Name {
 				return m
 			}
