@@ -20,12 +20,12 @@ import (
 )
 
 // allocated makes a claim that the scheduler has given a unit of the fabric on the node.
-func (c cluster) allocated(t *testing.T, name, node string) {
+func (c cluster) allocated(ctx context.Context, t *testing.T, name, node string) {
 	t.Helper()
 	claims := c.admin.ResourceV1().ResourceClaims(namespace)
-	drop := func() { _ = claims.Delete(context.WithoutCancel(t.Context()), name, metav1.DeleteOptions{}) }
+	drop := func() { _ = claims.Delete(context.WithoutCancel(ctx), name, metav1.DeleteOptions{}) }
 	drop()
-	claim, err := claims.Create(t.Context(), &resourceapi.ResourceClaim{
+	claim, err := claims.Create(ctx, &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{
 			Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: device.Driver},
@@ -46,7 +46,7 @@ func (c cluster) allocated(t *testing.T, name, node string) {
 			MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{node}}},
 		}}},
 	}
-	if _, err := claims.UpdateStatus(t.Context(), claim, metav1.UpdateOptions{}); err != nil {
+	if _, err := claims.UpdateStatus(ctx, claim, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -75,7 +75,7 @@ func TestClaims(t *testing.T) {
 	c := connect(t)
 	c.elect(t)
 	const claim = "gpu"
-	c.allocated(t, claim, nodeHolder)
+	c.allocated(t.Context(), t, claim, nodeHolder)
 	attached := say(claim, device.Driver, "a100-0", device.ConditionAttached, metav1.ConditionTrue)
 	failed := say(claim, device.Driver, "a100-0", device.ConditionAttachFailed, metav1.ConditionTrue)
 	try(t, []write{

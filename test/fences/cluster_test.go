@@ -28,7 +28,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
 	"k8s.io/client-go/tools/clientcmd"
-	"k8s.io/utils/ptr"
 
 	"github.com/cohdi/cohdi-agent/internal/device"
 )
@@ -161,10 +160,10 @@ func (c cluster) agentOn(ctx context.Context, t *testing.T, node, account string
 		Spec:       corev1.NodeSpec{Unschedulable: true},
 	}
 	cleanup := func() {
-		ctx := context.WithoutCancel(ctx)
-		grace := metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}
-		_ = c.admin.CoreV1().Pods(device.AgentNamespace).Delete(ctx, node, grace)
-		_ = c.admin.CoreV1().Nodes().Delete(ctx, node, metav1.DeleteOptions{})
+		end := context.WithoutCancel(ctx)
+		grace := metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}
+		_ = c.admin.CoreV1().Pods(device.AgentNamespace).Delete(end, node, grace)
+		_ = c.admin.CoreV1().Nodes().Delete(end, node, metav1.DeleteOptions{})
 	}
 	cleanup()
 	if _, err := c.admin.CoreV1().Nodes().Create(ctx, n, metav1.CreateOptions{}); err != nil {
@@ -187,7 +186,7 @@ func (c cluster) agentOn(ctx context.Context, t *testing.T, node, account string
 // clientFor returns a client with a token of a ServiceAccount, bound to the Pod if there is one.
 func (c cluster) clientFor(ctx context.Context, t *testing.T, account string, pod *corev1.Pod) kubernetes.Interface {
 	t.Helper()
-	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To[int64](3600)}}
+	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: new(int64(3600))}}
 	if pod != nil {
 		request.Spec.BoundObjectRef = &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID}
 	}
@@ -208,11 +207,10 @@ func (c cluster) waitForFences(ctx context.Context, t *testing.T) {
 	var last error
 	err := wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, 30*time.Second, true, func(ctx context.Context) (bool, error) {
 		slice := nodeSlice("fence-probe", nodeOther)
-		if _, last = c.other.client.ResourceV1().ResourceSlices().Create(ctx, slice, dryRun); last != nil {
-			return false, nil
+		if _, last = c.other.client.ResourceV1().ResourceSlices().Create(ctx, slice, dryRun); last == nil {
+			_, err := c.unbound.client.ResourceV1().ResourceSlices().Create(ctx, slice, dryRun)
+			last = refused(err, saysUnbound, saysLeader)
 		}
-		_, err := c.unbound.client.ResourceV1().ResourceSlices().Create(ctx, slice, dryRun)
-		last = refused(err, saysUnbound, saysLeader)
 		return last == nil, nil
 	})
 	if err != nil {
@@ -259,8 +257,8 @@ func try(t *testing.T, writes []write) {
 				}
 				return
 			}
-			if err := refused(err, strings.Split(w.refusal, "|")...); err != nil {
-				t.Error(err)
+			if wrong := refused(err, strings.Split(w.refusal, "|")...); wrong != nil {
+				t.Error(wrong)
 			}
 		})
 	}
@@ -290,7 +288,7 @@ func fabricSlice(name string, f device.FabricID) *resourceapi.ResourceSlice {
 	return &resourceapi.ResourceSlice{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: resourceapi.ResourceSliceSpec{
-			Driver: device.Driver, AllNodes: ptr.To(true),
+			Driver: device.Driver, AllNodes: new(true),
 			Pool: resourceapi.ResourcePool{Name: f.Pool(), Generation: 1, ResourceSliceCount: 1},
 		},
 	}

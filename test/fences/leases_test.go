@@ -10,7 +10,6 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/utils/ptr"
 
 	"github.com/cohdi/cohdi-agent/internal/device"
 )
@@ -27,14 +26,14 @@ func election(f device.FabricID, holder string) *coordinationv1.Lease {
 	}
 }
 
-func deviceLease(f device.FabricID, u device.Unit, node string) *coordinationv1.Lease {
+func deviceLease(u device.Unit, node string) *coordinationv1.Lease {
 	return &coordinationv1.Lease{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: device.LeaseNamespace, Name: device.LeaseName(f, u),
+			Namespace: device.LeaseNamespace, Name: device.LeaseName(fabric, u),
 			Labels: map[string]string{
-				device.LabelFabric: string(f), device.LabelNode: node, device.LabelPhase: string(device.Assigned),
+				device.LabelFabric: string(fabric), device.LabelNode: node, device.LabelPhase: string(device.Assigned),
 			},
-			Annotations: map[string]string{attempt: "ns/a/1 2026-01-02T03:04:05Z " + node + " " + f.Pool() + "/" + u.Entry()},
+			Annotations: map[string]string{attempt: "ns/a/1 2026-01-02T03:04:05Z " + node + " " + fabric.Pool() + "/" + u.Entry()},
 		},
 		Spec: coordinationv1.LeaseSpec{HolderIdentity: &node},
 	}
@@ -132,19 +131,19 @@ func TestDeviceLeases(t *testing.T) {
 	c := connect(t)
 	c.elect(t)
 	unit := device.NumberedUnit("a100", 0)
-	l := deviceLease(fabric, unit, nodeHolder)
+	l := deviceLease(unit, nodeHolder)
 	phase := change(l.Name, func(l *coordinationv1.Lease) { l.Labels[device.LabelPhase] = string(device.Attaching) })
 	take := change(l.Name, func(l *coordinationv1.Lease) { delete(l.Annotations, attempt) })
 	give := change(l.Name, func(l *coordinationv1.Lease) { l.Annotations = map[string]string{attempt: "another"} })
 	move := change(l.Name, func(l *coordinationv1.Lease) {
-		l.Spec.HolderIdentity, l.Labels[device.LabelNode] = ptr.To(nodeOther), nodeOther
+		l.Spec.HolderIdentity, l.Labels[device.LabelNode] = new(nodeOther), nodeOther
 	})
 	relabel := change(l.Name, func(l *coordinationv1.Lease) { l.Labels[device.LabelNode] = nodeOther })
-	stray := deviceLease(fabric, unit, nodeHolder)
+	stray := deviceLease(unit, nodeHolder)
 	stray.Labels[device.LabelFabric] = string(otherFabric)
-	election := deviceLease(fabric, unit, nodeHolder)
+	election := deviceLease(unit, nodeHolder)
 	election.Labels[device.LabelElection] = string(fabric)
-	nobody := deviceLease(fabric, unit, nodeHolder)
+	nobody := deviceLease(unit, nodeHolder)
 	nobody.Spec.HolderIdentity = nil
 	try(t, []write{
 		{"without a Pod nobody creates", c.unbound, create(l), saysEither},
@@ -175,7 +174,7 @@ func TestDeviceLeases(t *testing.T) {
 	})
 	t.Run("an old leader is refused once another leads", func(t *testing.T) {
 		if err := change(fabric.ElectionLease(), func(l *coordinationv1.Lease) {
-			l.Spec.HolderIdentity = ptr.To(c.other.identity())
+			l.Spec.HolderIdentity = new(c.other.identity())
 		})(t.Context(), c.other.client); err != nil {
 			t.Fatal(err)
 		}

@@ -23,9 +23,9 @@ func TestPreferIdle(t *testing.T) {
 	const policy = "cohdi-agent-prefer-idle"
 	apply(ctx, t, c.config, "../../deploy/prefer-idle.yaml")
 	t.Cleanup(func() {
-		ctx := context.WithoutCancel(ctx)
-		_ = c.admin.AdmissionregistrationV1().MutatingAdmissionPolicyBindings().Delete(ctx, policy, metav1.DeleteOptions{})
-		_ = c.admin.AdmissionregistrationV1().MutatingAdmissionPolicies().Delete(ctx, policy, metav1.DeleteOptions{})
+		end := context.WithoutCancel(ctx)
+		_ = c.admin.AdmissionregistrationV1().MutatingAdmissionPolicyBindings().Delete(end, policy, metav1.DeleteOptions{})
+		_ = c.admin.AdmissionregistrationV1().MutatingAdmissionPolicies().Delete(end, policy, metav1.DeleteOptions{})
 	})
 	pod := func(edit func(*corev1.PodSpec)) *corev1.Pod {
 		p := &corev1.Pod{

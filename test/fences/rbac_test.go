@@ -220,7 +220,7 @@ func (c cluster) uses(client kubernetes.Interface) map[right]use {
 		inLeases("list"):  listing(leases.List),
 		inLeases("watch"): watching(leases.Watch),
 		inLeases("create"): func(ctx context.Context, client kubernetes.Interface) error {
-			_, err := client.CoordinationV1().Leases(device.LeaseNamespace).Create(ctx, deviceLease(fabric, "a100-9", accountNode), metav1.CreateOptions{DryRun: dry})
+			_, err := client.CoordinationV1().Leases(device.LeaseNamespace).Create(ctx, deviceLease("a100-9", accountNode), metav1.CreateOptions{DryRun: dry})
 			return err
 		},
 		inLeases("update"): func(ctx context.Context, client kubernetes.Interface) error {
@@ -264,14 +264,14 @@ func TestRights(t *testing.T) {
 			continue
 		}
 		t.Run(r.verb+" "+r.resource, func(t *testing.T) {
-			within(t, "with all rights", func(ctx context.Context) bool { return do(ctx, client) == nil }, func() any { return do(ctx, client) })
+			within(ctx, t, "with all rights", func(ctx context.Context) bool { return do(ctx, client) == nil }, func() any { return do(ctx, client) })
 			rest := slices.DeleteFunc(slices.Clone(rights), func(other right) bool {
 				// arbitrary-node includes associated-node.
 				return other == r || r.verb == "associated-node:patch" && other.verb == "arbitrary-node:patch"
 			})
 			c.grant(ctx, t, rest)
 			defer c.grant(ctx, t, rights)
-			within(t, "refused without it", func(ctx context.Context) bool { return denied(do(ctx, client)) }, func() any { return do(ctx, client) })
+			within(ctx, t, "refused without it", func(ctx context.Context) bool { return denied(do(ctx, client)) }, func() any { return do(ctx, client) })
 		})
 	}
 }
@@ -283,9 +283,9 @@ func denied(err error) bool {
 }
 
 // within waits until the API server has taken up changed roles.
-func within(t *testing.T, what string, ok func(context.Context) bool, got func() any) {
+func within(ctx context.Context, t *testing.T, what string, ok func(context.Context) bool, got func() any) {
 	t.Helper()
-	if err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, 10*time.Second, true, func(ctx context.Context) (bool, error) {
+	if err := wait.PollUntilContextTimeout(ctx, 10*time.Millisecond, 10*time.Second, true, func(ctx context.Context) (bool, error) {
 		return ok(ctx), nil
 	}); err != nil {
 		t.Fatalf("not %s: %v", what, got())
@@ -295,17 +295,17 @@ func within(t *testing.T, what string, ok func(context.Context) bool, got func()
 // rightsObjects are what the uses change or read.
 func (c cluster) rightsObjects(ctx context.Context, t *testing.T) {
 	t.Helper()
-	c.allocated(t, "fence-here", accountNode)
-	c.allocated(t, "fence-there", nodeOther)
+	c.allocated(ctx, t, "fence-here", accountNode)
+	c.allocated(ctx, t, "fence-there", nodeOther)
 	slice := nodeSlice("fence-slice", accountNode)
 	event := &corev1.Event{
 		ObjectMeta: metav1.ObjectMeta{Name: "fence-event", Namespace: namespace}, Reason: "Fence", Type: "Normal",
 		InvolvedObject: corev1.ObjectReference{Kind: "ResourceClaim", Name: "fence-here", Namespace: namespace},
 	}
 	drop := func() {
-		ctx := context.WithoutCancel(ctx)
-		_ = c.admin.ResourceV1().ResourceSlices().Delete(ctx, slice.Name, metav1.DeleteOptions{})
-		_ = c.admin.CoreV1().Events(namespace).Delete(ctx, event.Name, metav1.DeleteOptions{})
+		end := context.WithoutCancel(ctx)
+		_ = c.admin.ResourceV1().ResourceSlices().Delete(end, slice.Name, metav1.DeleteOptions{})
+		_ = c.admin.CoreV1().Events(namespace).Delete(end, event.Name, metav1.DeleteOptions{})
 	}
 	drop()
 	t.Cleanup(drop)

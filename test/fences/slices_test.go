@@ -11,7 +11,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/utils/ptr"
 )
 
 func publish(s *resourceapi.ResourceSlice) func(context.Context, kubernetes.Interface) error {
@@ -70,7 +69,7 @@ func TestSlices(t *testing.T) {
 	mistaken := nodeSlice("fence-own", nodeHolder)
 	mistaken.Spec.Pool.Name = nodeOther
 	each := fabricSlice("fence-pool", fabric)
-	each.Spec.AllNodes, each.Spec.PerDeviceNodeSelection = nil, ptr.To(true)
+	each.Spec.AllNodes, each.Spec.PerDeviceNodeSelection = nil, new(true)
 	try(t, []write{
 		{"without a Pod nobody publishes", c.unbound, publish(own), saysUnbound},
 		{"without a Pod nobody leads", c.unbound, publish(pool), saysEither},

@@ -17,8 +17,8 @@ const (
 // ManagerFM is the manager of a fabric that speaks the FTI Fabric Manager's API.
 const ManagerFM = "fm"
 
-// credentialsRoot is where deploy/daemonset.yaml mounts the fabrics' Secrets.
-const credentialsRoot = "/etc/cohdi-agent/fabrics/"
+// fabricsDir is where deploy/daemonset.yaml mounts the fabrics' Secrets.
+const fabricsDir = "/etc/cohdi-agent/fabrics/"
 
 // Config is the agent's configuration with defaults filled in.
 type Config struct {

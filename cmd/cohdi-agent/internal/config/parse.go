@@ -25,8 +25,6 @@ import (
 
 // Limits of what the API server takes.
 const (
-	// longestID is that of a fabric's id; it is part of lease and pool names.
-	longestID = 20
 	// longestModel leaves room in an entry's name, a DNS label of 63 characters, and in a Node label's.
 	longestModel = 40
 	// longestValue is that of a device attribute.
@@ -37,10 +35,10 @@ const (
 
 // fabricID is the form of a fabric's id. A dash would make device-<fabric>-<unit> ambiguous, which the
 // admission policies take apart.
-var fabricID = regexp.MustCompile(`^[a-z0-9]{1,20}$`) //nolint:gochecknoglobals // compiled once
+var fabricID = regexp.MustCompile(`^[a-z0-9]{1,20}$`)
 
 // syntax is how the parser words a fault of the YAML itself.
-var syntax = regexp.MustCompile(`^yaml: (?:unmarshal errors:\n\s*)?line (\d+): (?s:(.*))$`) //nolint:gochecknoglobals // compiled once
+var syntax = regexp.MustCompile(`^yaml: (?:unmarshal errors:\n\s*)?line (\d+): (?s:(.*))$`)
 
 // Load reads and parses the file.
 func Load(file string) (Config, error) {
@@ -174,7 +172,7 @@ func (r *reader) fabric(f field) (Fabric, field) {
 	})
 	r.require(f, present, "id", "manager", "endpoint", "tenant", "models")
 	if !present["credentials"] {
-		fabric.Credentials = credentialsRoot + string(fabric.ID)
+		fabric.Credentials = fabricsDir + string(fabric.ID)
 	}
 	return fabric, at
 }
@@ -269,7 +267,7 @@ func (r *reader) attributes(f field) map[string]string {
 }
 
 // identifier is the form of an attribute's name without its domain (k8s.io/api/resource/v1).
-var identifier = regexp.MustCompile(`^[a-zA-Z_][a-zA-Z0-9_]{0,31}$`) //nolint:gochecknoglobals // compiled once
+var identifier = regexp.MustCompile(`^[a-zA-Z_][a-zA-Z0-9_]{0,31}$`)
 
 func attributeName(s string) bool {
 	domain, id, qualified := strings.Cut(s, "/")

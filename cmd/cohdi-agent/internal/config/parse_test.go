@@ -4,6 +4,7 @@ package config
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"os"
 	"strings"
@@ -188,13 +189,14 @@ func TestParseManifest(t *testing.T) {
 	shipped := ""
 	for d := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(data), 4096); shipped == ""; {
 		var m corev1.ConfigMap
-		if err := d.Decode(&m); err == io.EOF {
+		if err = d.Decode(&m); errors.Is(err, io.EOF) {
 			t.Fatal("the manifest holds no ConfigMap")
 		} else if err == nil && m.Kind == "ConfigMap" {
 			shipped = m.Data["config.yaml"]
 		}
 	}
-	if c, err := Parse([]byte(shipped), "config.yaml"); err != nil || len(c.Fabrics) != 0 {
+	c, err := Parse([]byte(shipped), "config.yaml")
+	if err != nil || len(c.Fabrics) != 0 {
 		t.Errorf("as shipped: %+v, %v; want no fabric", c, err)
 	}
 	var example strings.Builder
@@ -204,7 +206,7 @@ func TestParseManifest(t *testing.T) {
 			example.WriteString(code)
 		}
 	}
-	c, err := Parse([]byte(example.String()), "config.yaml")
+	c, err = Parse([]byte(example.String()), "config.yaml")
 	if err != nil || len(c.Fabrics) != 1 || len(c.Fabrics[0].Models) != 1 || len(c.Machines) != 1 {
 		t.Errorf("the example: %+v, %v; want one fabric, one model, one machine, in\n%s", c, err, example.String())
 	}

@@ -247,8 +247,7 @@ func (t table) row(cells ...string) {
 			cells[i] = "-"
 		}
 	}
-	// tabwriter buffers the whole table; Flush reports the error.
-	_, _ = fmt.Fprintln(t.w, strings.Join(cells, "\t")) //nolint:errcheck // see above
+	_, _ = fmt.Fprintln(t.w, strings.Join(cells, "\t")) // Flush reports the error
 }
 
 func (t table) end() error { return t.w.Flush() }

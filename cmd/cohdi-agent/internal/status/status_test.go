@@ -132,7 +132,7 @@ func TestFleet(t *testing.T) {
 		{Fabric: "0", Unit: "l40s-0", Model: "l40s", Node: "n2", Machine: "9b1d3e20-1111-4a6b-8c00-00000000a002", Phase: device.Assigned, ChangedAt: now},
 		{Fabric: "0", Unit: "a100-0", Model: "a100", Node: "n1", Machine: "9b1d3e20-1111-4a6b-8c00-00000000a001", Phase: device.Assigned, ChangedAt: now},
 	} {
-		if _, err := store.Create(t.Context(), l); err != nil {
+		if _, err = store.Create(t.Context(), l); err != nil {
 			t.Fatal(err)
 		}
 	}

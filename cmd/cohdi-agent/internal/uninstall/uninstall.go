@@ -90,7 +90,7 @@ type run struct {
 func (u *run) say(format string, args ...any) {
 	line := fmt.Sprintf(format, args...)
 	if line != u.said {
-		_, _ = fmt.Fprintln(u.Out, line) //nolint:errcheck // progress nobody reads stops nothing
+		_, _ = fmt.Fprintln(u.Out, line) // progress that nobody reads stops nothing
 	}
 	u.said = line
 }
@@ -215,7 +215,7 @@ func (u *run) waiting(ctx context.Context, leases []coordinationv1.Lease) string
 	all := make([]string, 0, len(leases))
 	for _, l := range leases {
 		line := fmt.Sprintf("%s is given back by node %s", l.Name, ptr.Deref(l.Spec.HolderIdentity, "?"))
-		all = append(all, line+" ("+cmp.Or(why[l.Name], string(l.Labels[device.LabelPhase]))+")")
+		all = append(all, line+" ("+cmp.Or(why[l.Name], l.Labels[device.LabelPhase])+")")
 	}
 	return strings.Join(all, "; ")
 }

@@ -90,17 +90,22 @@ func newWorld(t *testing.T, objects ...runtime.Object) *world {
 	}
 	leases := coordinationv1.SchemeGroupVersion.WithResource("leases")
 	w.PrependReactor("delete", "leases", func(a clienttesting.Action) (bool, runtime.Object, error) {
-		name := a.(clienttesting.DeleteAction).GetName()
-		if !strings.HasPrefix(name, "device-") {
+		deletion, ok := a.(clienttesting.DeleteAction)
+		if !ok || !strings.HasPrefix(deletion.GetName(), "device-") {
 			return false, nil, nil
 		}
+		name := deletion.GetName()
 		// The finalizer holds it until the agent has released.
 		obj, err := w.Tracker().Get(leases, device.LeaseNamespace, name)
 		if err != nil {
 			return true, nil, err
 		}
+		stored, ok := obj.(*coordinationv1.Lease)
+		if !ok {
+			t.Errorf("%s is a %T", name, obj)
+		}
 		w.asked = append(w.asked, name)
-		l := obj.(*coordinationv1.Lease).DeepCopy()
+		l := stored.DeepCopy()
 		l.DeletionTimestamp = &metav1.Time{Time: time.Now()}
 		if !w.stuck {
 			w.later(leases, device.LeaseNamespace, name)
