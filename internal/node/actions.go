@@ -48,8 +48,14 @@ func (l *Loop) ended(lease device.Lease, k attach.Kind, at time.Time, err error)
 func (l *Loop) act(ctx context.Context, lease device.Lease, d attach.Decision) error {
 	k := d.Kind
 	deadline := l.cfg.LocalDeadline
-	if k == attach.SendAttach || k == attach.SendDetach || k == attach.ListFabric {
+	switch k {
+	case attach.SendAttach:
+		// A manager that does not answer must not keep the claim beyond its time; what it does later is found
+		// in its list.
+		deadline = min(l.cfg.CallDeadline, lease.AcquiredAt.Add(l.cfg.Settings.Deadline).Sub(l.cfg.Clock.Now()))
+	case attach.SendDetach, attach.ListFabric:
 		deadline = l.cfg.CallDeadline
+	default:
 	}
 	ctx, cancel := context.WithTimeout(ctx, deadline)
 	defer cancel()
