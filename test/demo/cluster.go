@@ -59,8 +59,8 @@ func (g *guard) dismiss() error {
 	return g.stdin.Close()
 }
 
-// watchOver is the guard's work.
-func watchOver(in io.Reader, o options) error {
+// watchOver is the guard's work. It pays no heed to signals: those that end the demonstration are not for it.
+func watchOver(ctx context.Context, in io.Reader, o options) error {
 	word, err := bufio.NewReader(in).ReadString('\n')
 	if word == done {
 		return nil
@@ -72,7 +72,7 @@ func watchOver(in io.Reader, o options) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	return c.Down(ctx)
 }
@@ -147,7 +147,7 @@ func (d *demo) keepFile(name string, data []byte) {
 func (d *demo) end(ctx context.Context, interrupted, ok bool) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
-	if !ok {
+	if !ok && !interrupted {
 		defer d.screen.say("demo: logs are in %s; what is in the cluster was saved in %s", d.cluster.Logs(), d.logs())
 	}
 	if d.foreign {

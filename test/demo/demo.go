@@ -191,6 +191,12 @@ func (d *demo) apply(ctx context.Context, files ...string) error {
 // runFirst runs the two Pods that have to wait for GPUs from the pool.
 func (d *demo) runFirst(ctx context.Context) error {
 	d.screen.say("\n== A Pod that claims a GPU, and a plain Pod that says limits: {nvidia.com/gpu: 2}")
+	if d.foreign {
+		// A run before may have been broken off.
+		if _, err := d.kubectl(ctx, "delete", "namespace", namespace, "--ignore-not-found", "--timeout=1m"); err != nil {
+			return err
+		}
+	}
 	if _, err := d.kubectl(ctx, "create", "namespace", namespace); err != nil {
 		return err
 	}
@@ -240,6 +246,7 @@ func (w *world) podsRun(names ...string) error {
 			continue
 		case corev1.PodFailed, corev1.PodSucceeded:
 			return finalError{fmt.Errorf("wait for Pod %s to run: it is %s: %s", name, pod.Status.Phase, pod.Status.Message)}
+		case corev1.PodPending, corev1.PodUnknown:
 		}
 		why := "nobody says why"
 		for _, c := range pod.Status.Conditions {

@@ -52,7 +52,7 @@ func command(ctx context.Context, args []string) error {
 		return fmt.Errorf("unknown argument %q; make demo runs it without any", flags.Arg(0))
 	}
 	if *guard {
-		return watchOver(os.Stdin, o)
+		return watchOver(context.WithoutCancel(ctx), os.Stdin, o)
 	}
 	if _, err := os.Stat("deploy/daemonset.yaml"); err != nil {
 		return fmt.Errorf("start at the root of the repository: %w", err)
@@ -71,12 +71,16 @@ func show(ctx context.Context, o options) (err error) {
 	}
 	defer func() {
 		interrupted := ctx.Err() != nil
-		if p := recover(); p != nil {
-			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
-		}
 		// The context may be what ended the demonstration.
 		after := context.WithoutCancel(ctx)
-		if err != nil {
+		p := recover()
+		switch {
+		case p != nil:
+			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+			d.collect(after)
+		case interrupted:
+			err = fmt.Errorf("interrupted: %w", context.Cause(ctx))
+		case err != nil:
 			d.collect(after)
 		}
 		err = errors.Join(err, d.end(after, interrupted, err == nil))
@@ -99,7 +103,7 @@ func followParent(ctx context.Context, cancel context.CancelCauseFunc) {
 			return
 		case <-tick.C:
 			if os.Getppid() != parent {
-				cancel(errors.New("interrupted: the program that ran the demonstration is gone"))
+				cancel(errors.New("the program that ran the demonstration is gone"))
 				return
 			}
 		}

@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -58,9 +59,7 @@ func aLease(unit, node string, phase device.Phase, annotations map[string]string
 		Name: "device-0-" + unit, Labels: map[string]string{device.LabelNode: node, device.LabelPhase: string(phase)},
 		Annotations: map[string]string{annUnit: unit},
 	}}
-	for k, v := range annotations {
-		l.Annotations[k] = v
-	}
+	maps.Copy(l.Annotations, annotations)
 	return l
 }
 
