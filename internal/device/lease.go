@@ -88,10 +88,8 @@ func ParseAttempt(s string) (Attempt, error) {
 		// A pool name may hold slashes (it is one or more DNS subdomains), a device name may not.
 		Pool: strings.Join(offer[:len(offer)-1], "/"), Entry: offer[len(offer)-1],
 	}
-	for _, part := range []string{a.Namespace, a.Name, a.UID, a.AllocatedAt, a.Node, a.Pool, a.Entry} {
-		if part == "" {
-			return Attempt{}, bad
-		}
+	if slices.Contains([]string{a.Namespace, a.Name, a.UID, a.AllocatedAt, a.Node, a.Pool, a.Entry}, "") {
+		return Attempt{}, bad
 	}
 	return a, nil
 }

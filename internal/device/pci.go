@@ -42,7 +42,7 @@ func ParsePCIAddress(s string) (PCIAddress, error) {
 	if errDomain != nil || errBus != nil || errDev != nil || errFn != nil {
 		return bad()
 	}
-	return PCIAddress{Domain: uint32(domain), Bus: uint8(bus), Device: uint8(dev), Function: uint8(function)}, nil
+	return PCIAddress{Domain: uint32(domain), Bus: uint8(bus), Device: uint8(dev), Function: uint8(function)}, nil //nolint:gosec // parsed with these widths
 }
 
 func parseHex(s string, least, most, bits int) (uint64, error) {
