@@ -139,7 +139,7 @@ func TestPodWithClaim(t *testing.T) {
 	if again[0].ID != own[0].ID || len(s.done("attach")) != 1 {
 		t.Errorf("the second Pod has GPU %s after %d attaches, want the first one's, %s, after one", again[0].ID, len(s.done("attach")), own[0].ID)
 	}
-	s.settled()
+	s.cooledDown()
 	if n := len(s.done("detach")); n != 1 {
 		t.Errorf("%d detaches, want one", n)
 	}

@@ -20,16 +20,35 @@ import (
 )
 
 // settled is the end of every scenario: what must hold with the Pods still there, and what must hold once
-// they are gone.
+// they are gone. It asks for the units back, as a person may, and does not wait until they have cooled down.
 func (s *scenario) settled() {
+	s.t.Helper()
+	s.settle(s.giveBack)
+}
+
+// cooledDown is settled, but leaves it to the agents when units go back.
+func (s *scenario) cooledDown() {
+	s.t.Helper()
+	s.settle(func(context.Context) error { return nil })
+}
+
+func (s *scenario) settle(ask func(context.Context) error) {
 	s.t.Helper()
 	await(s.t, "nothing contradicts anything", returned, s.consistent)
 	if err := s.clear(s.t.Context()); err != nil {
 		s.t.Fatalf("delete the Pods: %v", err)
 	}
+	if err := ask(s.t.Context()); err != nil {
+		s.t.Fatalf("ask for the units back: %v", err)
+	}
 	await(s.t, "everything is back in the pool", returned, func(ctx context.Context) error {
 		return errors.Join(s.consistent(ctx), s.whole(ctx))
 	})
+}
+
+// giveBack deletes all device leases, which is a wish: each goes when its unit is back in the pool.
+func (e *environment) giveBack(ctx context.Context) error {
+	return e.client.CoordinationV1().Leases(device.LeaseNamespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: device.LabelPhase})
 }
 
 // clear deletes the Pods of the test and its claims.
