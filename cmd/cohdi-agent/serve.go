@@ -12,9 +12,11 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/cohdi/cohdi-agent/internal/claim"
+	"github.com/cohdi/cohdi-agent/internal/device"
 	"github.com/cohdi/cohdi-agent/internal/node"
 	"github.com/cohdi/cohdi-agent/internal/nodestatus"
 	"github.com/cohdi/cohdi-agent/internal/nvml"
@@ -25,7 +27,9 @@ func (a *agent) serve(ctx context.Context, l net.Listener) error {
 	mux := http.NewServeMux()
 	scrape := a.metrics.Handler()
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
-		a.metrics.SetUnits(a.leases.List())
+		leases := a.leases.List()
+		a.metrics.SetUnits(leases)
+		a.metrics.SetPrepared(a.preparedClaims(leases))
 		scrape.ServeHTTP(w, r)
 	})
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
@@ -46,6 +50,18 @@ func (a *agent) serve(ctx context.Context, l net.Listener) error {
 		return fmt.Errorf("serve metrics and probes on %s: %w", l.Addr(), err)
 	}
 	return nil
+}
+
+// preparedClaims counts the claims that have a unit of this node prepared.
+func (a *agent) preparedClaims(leases []device.Lease) int {
+	claims := map[types.UID]bool{}
+	for i := range leases {
+		by, _ := a.plugin.PreparedBy(leases[i].Fabric, leases[i].Unit)
+		for _, claim := range by {
+			claims[claim] = true
+		}
+	}
+	return len(claims)
 }
 
 // units are what this node's loop knows and waits for.
