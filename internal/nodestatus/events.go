@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -74,6 +75,17 @@ type event struct {
 	onClaim              bool // else on the Node
 	warning              bool
 	reason, action, note string
+	// unit is the device lease that an event on the Node is about. The API machinery counts events of one
+	// reason as one and keeps the first note, unless they are about different objects.
+	unit *corev1.ObjectReference
+}
+
+// leaseRef names a unit's device lease: another one each time the unit leaves the pool.
+func leaseRef(l device.Lease) *corev1.ObjectReference {
+	return &corev1.ObjectReference{
+		Kind: "Lease", APIVersion: "coordination.k8s.io/v1", Namespace: device.LeaseNamespace,
+		Name: device.LeaseName(l.Fabric, l.Unit), UID: types.UID(l.ObjectUID),
+	}
 }
 
 // Stored tells what the holder's write of a lease means.
@@ -91,7 +103,7 @@ func (e *Events) Stored(before, after device.Lease) {
 func (e *Events) Deleted(l device.Lease) {
 	e.record(event{
 		reason: ReasonReturned, action: actionRelease,
-		note: fmt.Sprintf("GPU %s (%s) is back in the pool of fabric %s", l.Unit, l.Model, l.Fabric),
+		note: fmt.Sprintf("GPU %s (%s) is back in the pool of fabric %s", l.Unit, l.Model, l.Fabric), unit: leaseRef(l),
 	}, device.Attempt{})
 }
 
@@ -99,7 +111,7 @@ func (e *Events) Deleted(l device.Lease) {
 func changes(before, after device.Lease) []event {
 	var all []event
 	add := func(onClaim, warning bool, reason, action, note string, args ...any) {
-		all = append(all, event{onClaim, warning, reason, action, fmt.Sprintf(note, args...)})
+		all = append(all, event{onClaim, warning, reason, action, fmt.Sprintf(note, args...), leaseRef(after)})
 	}
 	claimed := !after.Attempt.IsZero()
 	switch {
@@ -130,6 +142,7 @@ func changes(before, after device.Lease) []event {
 	}
 	if after.HeldBy != "" && before.HeldBy != after.HeldBy {
 		add(false, true, ReasonHeld, actionObserve, "GPU %s (%s) has no claim but is held open by %s", after.Unit, after.Model, after.HeldBy)
+		all[len(all)-1].unit.ResourceVersion = after.Version // another process is another event
 	}
 	return all
 }
@@ -147,7 +160,7 @@ func (e *Events) Refused(attempts []device.Attempt, pods []Pod, reason, message 
 // Lost tells that a GPU vanished under the Pods that use it.
 func (e *Events) Lost(l device.Lease, pods []Pod, why string) {
 	note := fmt.Sprintf("GPU %s (%s) vanished from node %s: %s", l.Unit, l.Model, l.Node, why)
-	e.record(event{warning: true, reason: ReasonLost, action: actionObserve, note: note}, device.Attempt{})
+	e.record(event{warning: true, reason: ReasonLost, action: actionObserve, note: note, unit: leaseRef(l)}, device.Attempt{})
 	if !l.Attempt.IsZero() {
 		e.record(event{onClaim: true, warning: true, reason: ReasonLost, action: actionObserve, note: note}, l.Attempt)
 	}
@@ -170,7 +183,11 @@ func (e *Events) record(ev event, claim device.Attempt) {
 	}
 	node := e.node
 	if !ev.onClaim {
-		e.recorder.Eventf(&node, nil, kind, ev.reason, ev.action, "%s", cut(ev.note))
+		var related runtime.Object
+		if ev.unit != nil {
+			related = ev.unit
+		}
+		e.recorder.Eventf(&node, related, kind, ev.reason, ev.action, "%s", cut(ev.note))
 		return
 	}
 	on := &corev1.ObjectReference{

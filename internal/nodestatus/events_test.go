@@ -20,9 +20,13 @@ import (
 )
 
 // recorder writes down what is recorded.
-type recorder struct{ lines []string }
+type recorder struct {
+	lines []string
+	about []runtime.Object
+}
 
-func (r *recorder) Eventf(regarding, _ runtime.Object, eventtype, reason, action, note string, args ...any) {
+func (r *recorder) Eventf(regarding, related runtime.Object, eventtype, reason, action, note string, args ...any) {
+	r.about = append(r.about, related)
 	on, ok := regarding.(*corev1.ObjectReference)
 	if !ok {
 		r.lines = append(r.lines, fmt.Sprintf("an event on a %T", regarding))
@@ -33,6 +37,29 @@ func (r *recorder) Eventf(regarding, _ runtime.Object, eventtype, reason, action
 		name = on.Namespace + "/" + name
 	}
 	r.lines = append(r.lines, fmt.Sprintf("%s %s: %s %s %s: %s", on.Kind, name, eventtype, action, reason, fmt.Sprintf(note, args...)))
+}
+
+// TestEventsOfUnits: events that the API machinery must not count as one are about different objects.
+func TestEventsOfUnits(t *testing.T) {
+	held := func(unit device.Unit, version, by string) device.Lease {
+		return device.Lease{Fabric: "f1", Unit: unit, Node: "n1", Phase: device.Attached, HeldBy: by, ObjectUID: "uid-" + string(unit), Version: version}
+	}
+	r := &recorder{}
+	e := NewEvents(r, "n1", "node-uid")
+	e.Stored(held("a100-0", "1", ""), held("a100-0", "2", "python3 (pid 7)"))
+	e.Stored(held("a100-0", "2", "python3 (pid 7)"), held("a100-0", "3", "python3 (pid 8)"))
+	e.Stored(held("a100-1", "4", ""), held("a100-1", "5", "python3 (pid 7)"))
+	seen := map[corev1.ObjectReference]bool{}
+	for _, about := range r.about {
+		ref, ok := about.(*corev1.ObjectReference)
+		if !ok || ref.Kind != "Lease" || ref.Namespace != device.LeaseNamespace {
+			t.Fatalf("an event is about %+v, want a device lease", about)
+		}
+		seen[*ref] = true
+	}
+	if len(r.about) != 3 || len(seen) != 3 {
+		t.Errorf("%d events about %d objects, want 3 about 3", len(r.about), len(seen))
+	}
 }
 
 func TestStored(t *testing.T) {
