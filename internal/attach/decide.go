@@ -70,8 +70,8 @@ func (o *Observation) lookWhileUnknown() Decision {
 		next = at
 	}
 	if o.Now.Before(next) {
-		return o.waitUntil(next, "the manager was asked at %s and it is not known whether it attached a device",
-			o.Lease.AskedAt.UTC().Format(time.RFC3339))
+		return o.waitUntil(next, "it is not known what came of the last call to the manager, which may take effect until %s",
+			o.settledAt().UTC().Format(time.RFC3339))
 	}
 	return o.do(ListFabric, "the outcome of the call is unknown")
 }
@@ -80,10 +80,19 @@ func (o *Observation) waitForMachine() Decision {
 	return o.wait("another unit's call for this machine goes first")
 }
 
+// storeIntent writes ahead what will be asked. It waits while another unit's call is open: what appears could
+// not be told apart.
 func (o *Observation) storeIntent() Decision {
+	if o.open() {
+		next := o.OpenUntil
+		if d := o.deadline(); d.After(o.Now) && d.Before(next) {
+			next = d // passes meanwhile
+		}
+		return o.waitUntil(next, "another unit's call for this machine ended without an answer, and may still bring a device")
+	}
 	d := o.phase(device.Attaching, "write ahead what will be asked")
 	d.Kind = StoreIntent
-	d.Lease.SetBefore, d.Lease.AskedAt = sortedIDs(o.Here), o.Now
+	d.Lease.SetBefore, d.Lease.AskedAt = o.strangers(), o.Now
 	return d
 }
 
@@ -96,7 +105,7 @@ func (o *Observation) storeDevice() Decision {
 // storeLeft forgets a device that was there before the call and is not any more. If it comes back, it
 // answers the call.
 func (o *Observation) storeLeft() Decision {
-	d := o.store("another unit's device was detached meanwhile")
+	d := o.store("a device that was there before was taken away meanwhile")
 	d.Lease.SetBefore = slices.DeleteFunc(slices.Clone(o.Lease.SetBefore), func(id string) bool { return !o.lists(id) })
 	return d
 }

@@ -61,7 +61,8 @@ type world struct {
 	dev, asked, settled, uuid, pci, idle, note bool
 	toldHeld, late, ripe                       bool
 	// What is really there.
-	attached, open1 bool // on the fabric; a call may still take effect
+	attached, open1 bool // on the fabric; an attach may still take effect
+	leaves1         bool // a detach may still take effect
 	bus, nvml       int8
 	off             bool // taken off the bus by us: only a rescan brings it back
 	mute            bool // the driver's library does not answer
@@ -69,7 +70,7 @@ type world struct {
 	prepared, held  bool
 	// What this process remembers.
 	maySend, listHas, fresh, fault, listLate, knows bool
-	busBefore                                       bool
+	busBefore, found                                bool
 	last                                            int8
 	lastOld, drainOK, undrainJust                   bool
 	scan                                            int8
@@ -155,6 +156,9 @@ func (w world) observeCall(o *Observation) {
 	if w.drainOK {
 		o.Tried[Drain] = Try{At: ago(20 * time.Second)}
 	}
+	if w.found {
+		o.FoundAt = ago(time.Second)
+	}
 	if w.undrainJust {
 		o.Tried[Undrain] = Try{At: ago(time.Second)}
 	}
@@ -201,6 +205,7 @@ func (w world) stored(l device.Lease, intent bool) world {
 	}
 	if w.phase != before.phase || w.dev != before.dev || w.asked != before.asked || l.AskedAt == now {
 		w = w.forgot()
+		w.found = false
 	}
 	if intent {
 		w.maySend, w.busBefore = true, true
@@ -244,15 +249,18 @@ func (w world) ends(d Decision) []world {
 			call(noAnswer, true, false), call(noAnswer, false, true), call(noAnswer, false, false),
 		}
 	case SendDetach:
-		call := func(last int8, gone bool) world {
+		call := func(last int8, now, later bool) world {
 			return one(func(n *world) {
-				n.fresh, n.last, n.lastOld = false, last, false
-				if gone {
+				n.fresh, n.last, n.lastOld, n.leaves1 = false, last, false, later && n.attached
+				if now {
 					n.taken()
 				}
 			})
 		}
-		return []world{call(saidDone, true), call(saidBusy, false), call(saidNo, false), call(noAnswer, true), call(noAnswer, false)}
+		return []world{
+			call(saidDone, true, false), call(saidBusy, false, false), call(saidNo, false, false),
+			call(noAnswer, true, false), call(noAnswer, false, true), call(noAnswer, false, false),
+		}
 	default:
 		return w.endsOnHost(d.Kind)
 	}
@@ -260,7 +268,7 @@ func (w world) ends(d Decision) []world {
 
 // taken: the device leaves the machine.
 func (w *world) taken() {
-	w.attached, w.bus, w.nvml, w.off = false, absent, hidden, false
+	w.attached, w.bus, w.nvml, w.off, w.leaves1, w.held = false, absent, hidden, false, false, false
 }
 
 func (w world) endsOnHost(k Kind) []world {
@@ -299,7 +307,7 @@ func (w world) endsOnHost(k Kind) []world {
 			one(func(n *world) { n.undrainJust, n.drainOK = true, false }),
 		}
 	case Remove:
-		return []world{one(func(n *world) { n.bus, n.nvml, n.off, n.drainOK = absent, hidden, true, false }), same}
+		return []world{one(func(n *world) { n.bus, n.nvml, n.off, n.drainOK, n.found = absent, hidden, true, false, false }), same}
 	case Tell:
 		return []world{one(func(n *world) { n.told, n.knows = true, true }), same}
 	}
@@ -331,7 +339,7 @@ func events() []event {
 		{"release", func(w world) bool {
 			return w.is(device.Attached) && w.idle && w.want == nobodyWants && !w.note && !w.deleting
 		}, func(w *world) {
-			w.phase, w.idle = phaseIndex(device.Releasing), false
+			w.phase, w.idle, w.found = phaseIndex(device.Releasing), false, false
 			*w = w.forgot()
 		}},
 		{"delete the lease", func(w world) bool { return !w.deleting }, func(w *world) { w.deleting = true }},
@@ -348,6 +356,7 @@ func events() []event {
 		// This process.
 		{"crash", func(w world) bool { return true }, func(w *world) {
 			*w = w.forgot()
+			w.found = w.is(device.Releasing)
 			w.maySend, w.listHas, w.fresh, w.fault, w.listLate, w.knows, w.known, w.busBefore = false, false, false, false, false, false, false, false
 		}},
 		{"checkpoint known", func(w world) bool { return !w.known }, func(w *world) { w.known = true }},
@@ -357,6 +366,15 @@ func events() []event {
 		}},
 		{"deadline", func(w world) bool { return !w.late }, func(w *world) { w.late = true }},
 		{"settled", func(w world) bool { return w.asked && !w.settled && !w.open1 }, func(w *world) { w.settled, w.listLate = true, false }},
+		{"detach settled", func(w world) bool {
+			return w.is(device.Releasing) && (w.last == noAnswer || w.found) && !w.leaves1
+		}, func(w *world) {
+			w.found = false
+			if w.last == noAnswer {
+				w.last, w.lastOld = noCall, false
+			}
+		}},
+		{"late detach", func(w world) bool { return w.leaves1 }, func(w *world) { w.taken() }},
 		{"back-off over", func(w world) bool { return w.failure && !w.ripe }, func(w *world) { w.ripe = true }},
 		// Manager, kernel, driver.
 		{"late effect", func(w world) bool { return w.open1 }, func(w *world) { w.attached, w.open1 = true, false }},
@@ -377,12 +395,18 @@ func (w world) crimes(d Decision) string {
 	usable := w.attached && w.bus == driven && w.nvml != hidden && !w.mute
 	switch d.Kind {
 	case SendAttach:
-		if w.attached || w.open1 {
+		switch {
+		case w.attached || w.open1:
 			return "a second device is attached for one unit"
+		case w.leaves1:
+			return "a call may take the device as soon as it comes"
 		}
 	case Delete:
-		if w.attached || w.open1 {
+		switch {
+		case w.attached || w.open1:
 			return "a device stays attached without a lease"
+		case w.leaves1:
+			return "a call may take the device from whoever gets it next"
 		}
 	case Drain, Remove, SendDetach:
 		switch {
@@ -571,8 +595,8 @@ func (w world) rest(stays bool) string {
 // expected is the next thing that happens in a world where everybody does as is to be expected.
 func (w world) expected(stays bool) (world, string) {
 	order := []string{
-		"checkpoint known", "driver answers", "late effect", "appears", "is bound", "is shown",
-		"unprepare", "close", "clear", "release", "settled", "back-off over", "a while",
+		"checkpoint known", "driver answers", "late effect", "late detach", "appears", "is bound", "is shown",
+		"unprepare", "close", "clear", "release", "settled", "detach settled", "back-off over", "a while",
 	}
 	all := events()
 	for _, name := range order {

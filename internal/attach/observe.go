@@ -48,11 +48,15 @@ func (o *Observation) justAsked() bool {
 	return o.Now.Before(o.past(o.Lease.AskedAt).Add(o.Settings.Look))
 }
 
-// settledAt counts from the end of the call where this process saw that, else from the stored intent.
+// settledAt counts from the end of the call where this process saw that, else from the stored intent of an
+// attach, or from when a release was found under way.
 func (o *Observation) settledAt() time.Time {
 	from := o.past(o.Lease.AskedAt)
-	if o.Last != nil && o.Last.At.After(from) {
+	switch {
+	case o.Last != nil && o.Last.At.After(from):
 		from = o.Last.At
+	case o.Lease.Phase == device.Releasing && o.FoundAt.After(from):
+		from = o.FoundAt
 	}
 	return from.Add(o.Settings.Settle)
 }
@@ -62,8 +66,32 @@ func (o *Observation) refused() bool {
 	return o.Last != nil && o.Last.Fault != nil && o.Last.Fault.Definite()
 }
 
-// unchanged: the machine has the very devices that were stored before the call.
-func (o *Observation) unchanged() bool { return slices.Equal(sortedIDs(o.Here), o.Lease.SetBefore) }
+// unanswered: the last call ended without an answer, or a former run may have made one, and it may still
+// take effect. What this process took off the bus itself, no former run had detached.
+func (o *Observation) unanswered() bool {
+	former := o.Last == nil && !o.FoundAt.IsZero() && o.Tried[Remove].At.IsZero()
+	lost := o.Last != nil && o.Last.Fault != nil && !o.Last.Fault.Definite()
+	return (former || lost) && o.Now.Before(o.settledAt())
+}
+
+// strangers are the devices on the machine that no other lease names, in order. Those that one names are told
+// from what will come by that; and when they have gone, the manager may give the very same again.
+func (o *Observation) strangers() []string {
+	ids := make([]string, 0, len(o.Here))
+	for _, d := range o.Here {
+		if !o.Claimed[d.ID] {
+			ids = append(ids, d.ID)
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// unchanged: the machine has the very strangers that were stored before the call.
+func (o *Observation) unchanged() bool { return slices.Equal(o.strangers(), o.Lease.SetBefore) }
+
+// open: another unit's call may still bring a device.
+func (o *Observation) open() bool { return o.Now.Before(o.OpenUntil) }
 
 // candidate is the device that answers the call: of the model, not there before, nobody else's.
 func (o *Observation) candidate() string {

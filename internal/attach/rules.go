@@ -4,7 +4,6 @@ package attach
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -253,6 +252,7 @@ func releasing() []rule {
 		}},
 		{"machine busy", func(o *Observation) bool { return o.MachineBusy }, (*Observation).waitForMachine},
 		{"look", func(o *Observation) bool { return !o.Fresh }, (*Observation).list},
+		{"unknown, may still go", func(o *Observation) bool { return o.onFabric() != nil && o.unanswered() }, (*Observation).lookWhileUnknown},
 		{"refused for now", func(o *Observation) bool {
 			return o.onFabric() != nil && o.Last != nil && o.Now.Before(o.Last.At.Add(o.Settings.Busy))
 		}, (*Observation).waitForDetach},
@@ -345,14 +345,4 @@ func holders(all []string) string {
 		return fmt.Sprintf("%s and %d more", strings.Join(all[:most], ", "), len(all)-most)
 	}
 	return strings.Join(all, ", ")
-}
-
-// sortedIDs are the devices of the list in order.
-func sortedIDs(list []device.OnFabric) []string {
-	ids := make([]string, 0, len(list))
-	for _, d := range list {
-		ids = append(ids, d.ID)
-	}
-	slices.Sort(ids)
-	return ids
 }

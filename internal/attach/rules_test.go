@@ -130,20 +130,22 @@ func draining(o *Observation) { o.NVML[0].Draining = true }
 func tried(k Kind, d time.Duration, err error) mod {
 	return func(o *Observation) { o.Tried[k] = Try{At: ago(d), Err: err} }
 }
-func changed(d time.Duration) mod { return func(o *Observation) { o.Lease.ChangedAt = ago(d) } }
-func prepared(o *Observation)     { o.Prepared = true }
-func unknown(o *Observation)      { o.PreparedKnown = false }
-func noted(o *Observation)        { o.Lease.PreparedFor = []string{"u2"} }
-func idle(o *Observation)         { o.Lease.IdleSince = ago(time.Minute) }
-func scanned(d time.Duration) mod { return func(o *Observation) { o.HoldersAt = ago(d) } }
-func heldBy(who ...string) mod    { return func(o *Observation) { o.Holders = who } }
-func toldHeld(o *Observation)     { o.Lease.HeldBy = strings.Join(o.Holders, ", ") }
-func over(o *Observation)         { o.Lease.Failure.RetryAfter = ago(time.Second) }
-func skewed(o *Observation)       { o.Lease.Failure.RetryAfter = now.Add(24 * time.Hour) }
-func failedBefore(o *Observation) { o.Lease.Failure.Reason = "DeviceCritical" }
-func nowhere(o *Observation)      { o.Lease.PCI = device.PCIAddress{} }
-func taken(o *Observation)        { o.Taken = map[device.PCIAddress]bool{slot: true} }
-func leaving(o *Observation)      { o.Leaving = true }
+func changed(d time.Duration) mod     { return func(o *Observation) { o.Lease.ChangedAt = ago(d) } }
+func prepared(o *Observation)         { o.Prepared = true }
+func unknown(o *Observation)          { o.PreparedKnown = false }
+func noted(o *Observation)            { o.Lease.PreparedFor = []string{"u2"} }
+func idle(o *Observation)             { o.Lease.IdleSince = ago(time.Minute) }
+func scanned(d time.Duration) mod     { return func(o *Observation) { o.HoldersAt = ago(d) } }
+func heldBy(who ...string) mod        { return func(o *Observation) { o.Holders = who } }
+func toldHeld(o *Observation)         { o.Lease.HeldBy = strings.Join(o.Holders, ", ") }
+func over(o *Observation)             { o.Lease.Failure.RetryAfter = ago(time.Second) }
+func skewed(o *Observation)           { o.Lease.Failure.RetryAfter = now.Add(24 * time.Hour) }
+func failedBefore(o *Observation)     { o.Lease.Failure.Reason = "DeviceCritical" }
+func nowhere(o *Observation)          { o.Lease.PCI = device.PCIAddress{} }
+func foundBefore(d time.Duration) mod { return func(o *Observation) { o.FoundAt = ago(d) } }
+func openFor(d time.Duration) mod     { return func(o *Observation) { o.OpenUntil = now.Add(d) } }
+func taken(o *Observation)            { o.Taken = map[device.PCIAddress]bool{slot: true} }
+func leaving(o *Observation)          { o.Leaving = true }
 
 type row struct {
 	situation string
@@ -171,6 +173,14 @@ var table = map[device.Phase][]row{
 				t.Errorf("set before (-want +got):\n%s", diff)
 			}
 		}},
+		{situation: "another unit's device is there", mods: with(here(ours), claimed("d1")), rule: "write ahead", want: StoreIntent, check: func(t *testing.T, d Decision) {
+			if len(d.Lease.SetBefore) != 0 {
+				t.Errorf("set before = %v: when that unit has given it back, it may be what comes", d.Lease.SetBefore)
+			}
+		}},
+		{situation: "another unit's call is open", mods: with(openFor(time.Minute)), rule: "write ahead", want: Wait, wake: time.Minute},
+		{situation: "another unit's call is open beyond the deadline", mods: with(openFor(time.Hour)), rule: "write ahead", want: Wait, wake: 3 * time.Minute},
+		{situation: "another unit's call was open", mods: with(openFor(-time.Second)), rule: "write ahead", want: StoreIntent},
 		{situation: "list is old", mods: with(stale), rule: "look first", want: ListFabric},
 		{situation: "list failed just now", mods: with(listFails(time.Second)), rule: "look first", want: Wait, wake: 6 * time.Second},
 		{situation: "list failed a while ago", mods: with(listFails(time.Minute)), rule: "look first", want: ListFabric},
@@ -185,6 +195,9 @@ var table = map[device.Phase][]row{
 	device.Attaching: {
 		// The call.
 		{situation: "intent stored", mods: with(maySend), rule: "stored, machine as it was", want: SendAttach},
+		{situation: "intent stored, another unit gave a device back", mods: with(maySend, alsoHere("d9", model), claimed("d9")), rule: "stored, machine as it was", want: SendAttach},
+		{situation: "busy a while ago, another unit's call is open", mods: with(answered(device.FaultBusy, time.Minute), openFor(time.Minute)), rule: "refused, ask again", want: Wait, wake: time.Minute},
+		{situation: "reply lost, listed, another unit's call is open", mods: with(here(ours), openFor(time.Minute)), rule: "one came", want: Store, check: became1},
 		{situation: "intent stored, list old", mods: with(maySend, stale), rule: "look again", want: ListFabric},
 		{situation: "intent stored, somebody attached another", mods: with(maySend, alsoHere("d9", model)), rule: "stored, not so any more", want: StoreIntent},
 		{situation: "intent stored long ago, while the list failed", mods: with(maySend, func(o *Observation) { o.Lease.AskedAt = ago(time.Minute) }), rule: "stored, not so any more", want: StoreIntent},
@@ -354,7 +367,13 @@ var table = map[device.Phase][]row{
 		{situation: "another unit is at the stored address, NVML silent", mods: with(silent, taken, tried(Discover, time.Second, nil)), rule: "off the fabric", want: SendDetach},
 		{situation: "manager is busy", mods: with(offBus, answered(device.FaultBusy, time.Second)), rule: "refused for now", want: Wait, wake: 6 * time.Second},
 		{situation: "manager said done, still listed", mods: with(offBus, answered("", time.Second)), rule: "refused for now", want: Wait, wake: 6 * time.Second},
-		{situation: "reply lost, still listed", mods: with(offBus, answered(device.FaultUnknown, time.Minute)), rule: "off the fabric", want: SendDetach},
+		{situation: "reply lost, still listed", mods: with(offBus, answered(device.FaultUnknown, time.Second)), rule: "unknown, may still go", want: Wait, wake: 4 * time.Second},
+		{situation: "reply lost, still listed, time for a look", mods: with(offBus, answered(device.FaultUnknown, time.Minute), looked(10*time.Second)), rule: "unknown, may still go", want: ListFabric},
+		{situation: "found so after a restart", mods: with(offBus, foundBefore(time.Second)), rule: "unknown, may still go", want: Wait, wake: 4 * time.Second},
+		{situation: "found so after a restart, and settled", mods: with(offBus, foundBefore(time.Hour)), rule: "off the fabric", want: SendDetach},
+		{situation: "found on the bus after a restart, and taken off", mods: with(offBus, foundBefore(time.Second), tried(Remove, time.Second, nil)), rule: "off the fabric", want: SendDetach},
+		{situation: "found so after a restart, busy since", mods: with(offBus, foundBefore(time.Second), answered(device.FaultBusy, time.Minute)), rule: "off the fabric", want: SendDetach},
+		{situation: "reply lost, still listed when settled", mods: with(offBus, answered(device.FaultUnknown, time.Hour)), rule: "off the fabric", want: SendDetach},
 		{situation: "no longer listed", mods: with(offBus, notHere), rule: "back in the pool", want: Delete},
 		{situation: "no longer listed, list old", mods: with(offBus, notHere, stale), rule: "look", want: ListFabric},
 		{situation: "no longer listed, prepared", mods: with(offBus, notHere, prepared), rule: "still prepared", want: Wait},

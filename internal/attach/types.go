@@ -79,8 +79,14 @@ type Observation struct {
 	Running Kind
 	// MachineBusy: a changing call for another unit of this machine is under way or goes first.
 	MachineBusy bool
+	// OpenUntil is how long an attach for another unit of this machine, which ended without an answer, may
+	// still take effect: what appears until then may be that unit's. It is zero if there is none.
+	OpenUntil time.Time
 	// MaySend: this process stored the intent of this very attempt and has not sent the call yet.
 	MaySend bool
+	// FoundAt is when this process first saw the lease, if it was in this phase already: what was asked for it
+	// before is not known. It is zero if this process saw the lease come into the phase.
+	FoundAt time.Time
 	// Last is the last call's result in this phase, nil if this process made none.
 	Last *Result
 	// Tried is when this process last ended each kind of action in this phase, and with which error.

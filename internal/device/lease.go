@@ -136,8 +136,9 @@ type Lease struct {
 	Attempt Attempt
 	Failure Failure
 
-	// SetBefore are the fabric devices that the machine had before the manager was asked to attach, in
-	// order; AskedAt is when that was stored. What appears beyond them answers the call.
+	// SetBefore are the fabric devices that the machine had, and no other lease named, before the manager
+	// was asked to attach, in order; AskedAt is when that was stored. What appears beyond them, and no other
+	// lease names, answers the call.
 	SetBefore []string
 	AskedAt   time.Time
 	// FabricDevice is the device that the unit has become; empty before that.

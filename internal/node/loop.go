@@ -60,6 +60,7 @@ type unit struct {
 	key     string
 	attempt device.Attempt
 	running attach.Kind
+	foundAt time.Time // when this process first saw the lease, if it has not changed since
 	// maySend is the AskedAt of an intent that was stored by this process and not sent yet.
 	maySend time.Time
 	last    *attach.Result
@@ -209,10 +210,10 @@ func (l *Loop) decide(lease device.Lease, all []device.Lease, sight Sight) attac
 	o := attach.Observation{
 		Now: now, Settings: l.cfg.Settings, Lease: lease, FabricModel: l.cfg.Model(lease.Model),
 		Here: l.machine.here, Fresh: l.machine.fresh(now, l.cfg.FreshFor), ListFault: l.machine.fault, ListTriedAt: l.machine.triedAt, ListAskedAt: l.machine.askedAt,
-		Claimed: l.claimed(lease, all), Running: mem.running, MachineBusy: l.busyBut(lease.Unit),
-		MaySend: !mem.maySend.IsZero() && mem.maySend.Equal(lease.AskedAt), Last: mem.last, Tried: mem.tried,
+		Claimed: l.claimed(lease, all), OpenUntil: l.openUntil(lease, all), Running: mem.running, MachineBusy: l.busyBut(lease.Unit),
+		MaySend: !mem.maySend.IsZero() && mem.maySend.Equal(lease.AskedAt), FoundAt: mem.foundAt, Last: mem.last, Tried: mem.tried,
 		Bus: sight.Bus, NVML: sight.NVML, NVMLState: sight.NVMLState,
-		Taken: taken(lease, all), BusBefore: mem.before, Leaving: l.leavingBut(lease.Unit, now),
+		Taken: taken(lease, all), BusBefore: mem.before, Leaving: l.leaving(lease, all, addresses(sight.Bus), now),
 		Prepared: prepared, PreparedKnown: known, Holders: mem.holders, HoldersAt: mem.scanned,
 		Told: !lease.Attempt.IsZero() && mem.told == lease.Attempt,
 	}
@@ -241,7 +242,7 @@ func (l *Loop) memory(lease device.Lease) *unit {
 	mem := l.units[lease.Unit]
 	switch {
 	case mem == nil:
-		mem = &unit{key: key, attempt: lease.Attempt, tried: map[attach.Kind]attach.Try{}}
+		mem = &unit{key: key, attempt: lease.Attempt, tried: map[attach.Kind]attach.Try{}, foundAt: l.cfg.Clock.Now()}
 		l.units[lease.Unit] = mem
 	case mem.key != key && mem.running == "":
 		*mem = unit{key: key, attempt: lease.Attempt, tried: map[attach.Kind]attach.Try{}, told: mem.told, maySend: mem.maySend, before: mem.before}
@@ -255,7 +256,7 @@ func (l *Loop) memory(lease device.Lease) *unit {
 	return mem
 }
 
-// busyBut: another unit changes the machine on the fabric, or is about to.
+// busyBut: another unit changes the machine, on the fabric or on the bus, or is about to.
 func (l *Loop) busyBut(u device.Unit) bool {
 	for other, mem := range l.units {
 		if other == u {
@@ -263,6 +264,8 @@ func (l *Loop) busyBut(u device.Unit) bool {
 		}
 		switch mem.running {
 		case attach.StoreIntent, attach.SendAttach, attach.SendDetach:
+			return true
+		case attach.Rescan: // it would bring back what is about to be detached
 			return true
 		default:
 		}
@@ -273,15 +276,39 @@ func (l *Loop) busyBut(u device.Unit) bool {
 	return false
 }
 
-// leavingBut: another unit's device is being taken off the bus, or was a moment ago, or off the fabric.
-func (l *Loop) leavingBut(u device.Unit, now time.Time) bool {
-	for other, mem := range l.units {
-		if other == u {
+// openUntil is how long the attach of some other unit, of which it is not known what came, may take effect.
+func (l *Loop) openUntil(lease device.Lease, all []device.Lease) time.Time {
+	var until time.Time
+	for _, other := range all {
+		if other.Unit == lease.Unit || other.FabricDevice != "" || other.AskedAt.IsZero() {
 			continue
 		}
-		off := mem.tried[attach.Remove]
-		if mem.running == attach.Remove || mem.running == attach.SendDetach ||
-			!off.At.IsZero() && off.Err == nil && now.Before(off.At.Add(l.cfg.Settings.Busy)) {
+		from := other.AskedAt
+		if mem := l.units[other.Unit]; mem != nil && mem.last != nil {
+			if mem.last.Fault != nil && mem.last.Fault.Definite() {
+				continue // it was refused
+			}
+			from = mem.last.At
+		}
+		if at := from.Add(l.cfg.Settings.Settle); at.After(until) {
+			until = at
+		}
+	}
+	return until
+}
+
+// leaving: another unit's device is being taken off the bus or the fabric, or is off the one and not yet off
+// the other. That holds others up no longer than an attach may take.
+func (l *Loop) leaving(lease device.Lease, all []device.Lease, bus map[device.PCIAddress]bool, now time.Time) bool {
+	for _, other := range all {
+		if other.Unit == lease.Unit || other.Phase != device.Releasing {
+			continue
+		}
+		if mem := l.units[other.Unit]; mem != nil && (mem.running == attach.Remove || mem.running == attach.SendDetach) {
+			return true
+		}
+		listed := slices.ContainsFunc(l.machine.here, func(d device.OnFabric) bool { return d.ID == other.FabricDevice })
+		if listed && !other.PCI.IsZero() && !bus[other.PCI] && now.Before(other.ChangedAt.Add(l.cfg.Settings.Deadline)) {
 			return true
 		}
 	}

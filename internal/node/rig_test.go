@@ -85,6 +85,7 @@ type rig struct {
 
 	calls   []string // changing calls to the manager
 	acted   []string // ended actions
+	story   []string // the same with their units
 	crimes  []string
 	ops     int // operations so far, and where this process dies
 	dieAt   int
@@ -281,8 +282,11 @@ func (r *rig) Detach(_ context.Context, _ device.Machine, id, model string) erro
 				r.crimes = append(r.crimes, "detached while prepared: "+id)
 			}
 		}
-		if g.onBus {
+		if g.onBus && g.driver {
 			r.crimes = append(r.crimes, "detached on the bus: "+id)
+		}
+		if len(r.open[g.at]) > 0 {
+			r.crimes = append(r.crimes, "detached while open: "+id)
 		}
 		g.attached, g.onBus, g.driver, g.seen, g.draining, g.off = false, false, false, false, false, false
 		return nil
@@ -330,7 +334,7 @@ func (r *rig) Rescan(context.Context) error {
 }
 
 func (r *rig) Bind(_ context.Context, a device.PCIAddress) error {
-	return r.host(func() { r.gpuAt(a).driver = true })
+	return r.atAddress(a, func(g *gpu) error { g.driver = true; return nil })
 }
 
 func (r *rig) Discover(context.Context) error {
@@ -342,31 +346,26 @@ func (r *rig) Discover(context.Context) error {
 }
 
 func (r *rig) Drain(_ context.Context, a device.PCIAddress) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.op(func() error {
+	return r.atAddress(a, func(g *gpu) error {
 		if len(r.open[a]) > 0 {
 			return errors.New("in use")
 		}
-		r.gpuAt(a).draining = true
+		g.draining = true
 		return nil
 	})
 }
 
 func (r *rig) Undrain(_ context.Context, a device.PCIAddress) error {
-	return r.host(func() { r.gpuAt(a).draining = false })
+	return r.atAddress(a, func(g *gpu) error { g.draining = false; return nil })
 }
 
 func (r *rig) Remove(_ context.Context, a device.PCIAddress) error {
-	return r.host(func() {
-		g := r.gpuAt(a)
+	return r.atAddress(a, func(g *gpu) error {
 		if len(r.open[a]) > 0 {
 			r.crimes = append(r.crimes, "removed while open: "+g.id)
 		}
-		if !g.draining && g.seen {
-			r.crimes = append(r.crimes, "removed without a drain: "+g.id)
-		}
 		g.onBus, g.driver, g.seen, g.draining, g.off = false, false, false, false, true
+		return nil
 	})
 }
 
@@ -379,14 +378,18 @@ func (r *rig) Holders(_ context.Context, a device.PCIAddress) ([]string, error) 
 	return r.open[a], nil
 }
 
-func (r *rig) gpuAt(a device.PCIAddress) *gpu {
-	for _, g := range r.chassis {
-		if g.at == a && g.onBus {
-			return g
+// atAddress does something to the GPU that is there.
+func (r *rig) atAddress(a device.PCIAddress, f func(*gpu) error) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.op(func() error {
+		for _, g := range r.chassis {
+			if g.at == a && g.onBus {
+				return f(g)
+			}
 		}
-	}
-	r.crimes = append(r.crimes, "nothing is at "+a.String())
-	return &gpu{}
+		return fmt.Errorf("nothing is at %s", a)
+	})
 }
 
 // Claims, checkpoint, observer.
@@ -416,7 +419,7 @@ func (r *rig) Prepared(_ device.FabricID, u device.Unit) (yes, known bool) {
 func (r *rig) Stored(context.Context, device.Lease, device.Lease) {}
 func (r *rig) Deleted(context.Context, device.Lease)              {}
 func (r *rig) Told(context.Context, device.Lease)                 {}
-func (r *rig) Acted(_ context.Context, _ device.Lease, k attach.Kind, _ time.Duration, err error) {
+func (r *rig) Acted(_ context.Context, l device.Lease, k attach.Kind, _ time.Duration, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	word := string(k)
@@ -424,6 +427,7 @@ func (r *rig) Acted(_ context.Context, _ device.Lease, k attach.Kind, _ time.Dur
 		word += "!"
 	}
 	r.acted = append(r.acted, word)
+	r.story = append(r.story, fmt.Sprintf("%s %s (%s %s)", l.Unit, word, l.Phase, l.FabricDevice))
 }
 
 // The leader, the kubelet.
