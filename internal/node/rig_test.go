@@ -271,9 +271,11 @@ func (r *rig) Detach(_ context.Context, _ device.Machine, id, model string) erro
 	if id == "" || model != fabricModel {
 		r.crimes = append(r.crimes, fmt.Sprintf("detach of %q, %q", id, model))
 	}
+	is := func(g *gpu) bool { return g.id == id && g.attached }
+	was := slices.ContainsFunc(r.chassis, is)
 	return r.answerNext("detach "+id, func() error {
-		i := slices.IndexFunc(r.chassis, func(g *gpu) bool { return g.id == id && g.attached })
-		if i < 0 {
+		i := slices.IndexFunc(r.chassis, is)
+		if i < 0 || !was { // a manager does not keep a call for what was not there
 			return &device.Fault{Class: device.FaultNotFound, Op: "detach " + id}
 		}
 		g := r.chassis[i]
