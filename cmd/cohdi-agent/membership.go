@@ -22,8 +22,12 @@ import (
 	"github.com/cohdi/cohdi-agent/internal/nodestatus"
 )
 
-// retryMembership is how long to wait before the managers are asked again whose machine this is.
-const retryMembership = 30 * time.Second
+// A manager that does not answer, or does not know this node's machine, is asked again after retryFirst,
+// then after twice as long, up to retryMost.
+const (
+	retryFirst = 5 * time.Second
+	retryMost  = 30 * time.Second
+)
 
 // seat is this node's place: the fabric that it belongs to and its machine there.
 type seat struct {
@@ -38,6 +42,7 @@ type membership struct {
 	cfg      config.Config
 	managers map[device.FabricID]*manager
 	look     chan struct{}
+	asked    time.Time // when recover asked; used by run's goroutine only
 
 	mu   sync.Mutex // guards the following
 	loop *node.Loop
@@ -95,6 +100,7 @@ func (m *membership) poke() {
 func (m *membership) run(ctx context.Context) {
 	stop := func() {}
 	defer func() { stop() }()
+	retry := retryFirst
 	for {
 		at, known := m.find(ctx)
 		if ctx.Err() != nil {
@@ -107,8 +113,10 @@ func (m *membership) run(ctx context.Context) {
 		m.tellFabric()
 		m.tellConflict(ctx)
 		pause := m.cfg.Timings.NodeList
-		if !known || at == (seat{}) {
-			pause = retryMembership
+		if !known || at == (seat{}) || m.troubled(at) {
+			pause, retry = retry, min(2*retry, retryMost)
+		} else {
+			retry = retryFirst
 		}
 		timer := m.a.clock.NewTimer(pause + rand.N(pause/10)) //nolint:gosec // jitter
 		select {
@@ -141,6 +149,7 @@ func (m *membership) find(ctx context.Context) (at seat, known bool) {
 	}
 	here := m.present()
 	if here.machine == machine && here.nodeUID == string(self.UID) {
+		m.recover(ctx, here)
 		return here, true // a machine does not change its fabric while it runs
 	}
 	asked := true
@@ -166,6 +175,26 @@ func (m *membership) find(ctx context.Context) (at seat, known bool) {
 	}
 	m.because("NotInFabric", fmt.Sprintf("no configured fabric manager has machine %s", machine))
 	return seat{}, true
+}
+
+// troubled tells whether the manager of a seat did not answer when it was last asked.
+func (m *membership) troubled(at seat) bool {
+	err, asked := m.managers[at.fabric].Trouble()
+	return asked && err != nil
+}
+
+// recover asks a manager that did not answer whether it does now: on a node that has nothing to attach nobody
+// else would, and nothing is offered to a node that cannot work with its manager.
+func (m *membership) recover(ctx context.Context, at seat) {
+	// The Node changes when its condition is written: that must not make us ask again at once.
+	if at.fabric == "" || !m.troubled(at) || m.a.clock.Since(m.asked) < retryFirst {
+		return
+	}
+	m.asked = m.a.clock.Now()
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	manager := m.managers[at.fabric]
+	manager.note(manager.time("Health", func() error { return manager.Health(ctx) }))
 }
 
 func (m *membership) because(why, whyNot string) {
