@@ -200,7 +200,20 @@ func (d *demo) runFirst(ctx context.Context) error {
 	if _, err := d.kubectl(ctx, "create", "namespace", namespace); err != nil {
 		return err
 	}
-	if err := d.apply(ctx, "claim.yaml", "plain.yaml"); err != nil {
+	if err := d.apply(ctx, "claim.yaml"); err != nil {
+		return err
+	}
+	// The plain Pod takes any two GPUs: it could leave none of the product that the first asks for.
+	_, err := d.world.wait(ctx, 30*time.Second, quiet, func(w *world) error {
+		if w.steps[first][allocated].IsZero() {
+			return fmt.Errorf("wait for the scheduler to choose a GPU: %v", w.podsRun(first))
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if err = d.apply(ctx, "plain.yaml"); err != nil {
 		return err
 	}
 	d.screen.start(time.Now())
