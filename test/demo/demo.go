@@ -206,7 +206,7 @@ func (d *demo) runFirst(ctx context.Context) error {
 	// The plain Pod takes any two GPUs: it could leave none of the product that the first asks for.
 	_, err := d.world.wait(ctx, 30*time.Second, quiet, func(w *world) error {
 		if w.steps[first][allocated].IsZero() {
-			return fmt.Errorf("wait for the scheduler to choose a GPU: %v", w.podsRun(first))
+			return errors.Join(fmt.Errorf("wait for the scheduler to choose a GPU for Pod %s", first), w.podsRun(first))
 		}
 		return nil
 	})
