@@ -76,14 +76,16 @@ func (a *agent) units() []node.UnitStatus {
 	return loop.Status()
 }
 
-// ready says why Pods with a device could not start here now.
+// ready says why Pods with a device could not start here now. An agent that waits for another one of this node
+// to end says nothing of the fabric and is ready once the kubelet knows it: in a rolling update the old one is
+// stopped only then.
 func (a *agent) ready() error {
 	var why []error
 	if ok, reason := a.plugin.Registered(); !ok {
 		why = append(why, errors.New(reason))
 	}
 	for _, c := range a.status.Conditions() {
-		if c.Type == nodestatus.FabricReady && c.Status != corev1.ConditionTrue {
+		if c.Type == nodestatus.FabricReady && c.Status == corev1.ConditionFalse {
 			why = append(why, fmt.Errorf("%s: %s", c.Reason, c.Message))
 		}
 	}
@@ -101,7 +103,9 @@ func (a *agent) checkRights(ctx context.Context) error {
 	a.mu.Lock()
 	a.lacks = missing
 	a.mu.Unlock()
-	a.present().tellFabric()
+	if len(missing) > 0 {
+		a.present().tellFabric()
+	}
 	return nil
 }
 
