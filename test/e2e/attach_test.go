@@ -66,7 +66,7 @@ func TestAttachFails(t *testing.T) {
 			}
 			s.hasEvent(s.ns, claim.UID, nodestatus.ReasonAttachFailed, tc.words)
 			s.hasEvent(s.ns, claim.UID, nodestatus.ReasonRefused, tc.words)
-			if told := h.of(device.ConditionAttachFailed); len(told) != 1 {
+			if told := h.failures(); len(told) != 1 {
 				t.Errorf("the claim was told that its attach failed %d times, want once: %v", len(told), told)
 			}
 			s.settled()
@@ -129,7 +129,7 @@ func TestReplyLost(t *testing.T) {
 	s.runs("pod", running)
 	s.sees("pod")
 	await(t, "the answer was lost", soon, s.hit(name, 1))
-	if failed := h.of(device.ConditionAttachFailed); len(failed) > 0 {
+	if failed := h.failures(); len(failed) > 0 {
 		t.Errorf("the claim was told %v", failed)
 	}
 	if n := len(s.done("attach")); n != 1 {

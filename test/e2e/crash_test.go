@@ -87,7 +87,7 @@ func TestAgentKilledWhileAttaching(t *testing.T) {
 			if n := len(s.done("attach")); n != 1 {
 				t.Errorf("%d attaches, want one", n)
 			}
-			if failed := h.of(device.ConditionAttachFailed); len(failed) > 0 {
+			if failed := h.failures(); len(failed) > 0 {
 				t.Errorf("the claim was told %v", failed)
 			}
 			s.settled()
@@ -164,7 +164,7 @@ func (s *scenario) killAt(node string, m moment) {
 			d = simapi.Device{}
 		}
 		if !m.reached(l, none, d) {
-			return fmt.Errorf("lease %+v (%v), device %s is %s", l, none, d.ID, d.Phase)
+			return fmt.Errorf("lease of %q is %q (there is none: %t), device %q is %q", l.Unit, l.Phase, none != nil, d.ID, d.Phase)
 		}
 		return nil
 	})
@@ -268,8 +268,8 @@ func killForGood(s *scenario, node string) (undo func()) {
 			return
 		}
 		undone = true
-		if err := s.cluster.Start(context.Background(), node, "kubelet"); err != nil {
-			s.t.Error(err)
+		if failed := s.cluster.Start(context.WithoutCancel(s.t.Context()), node, "kubelet"); failed != nil {
+			s.t.Error(failed)
 		}
 	}
 	s.t.Cleanup(undo)

@@ -20,7 +20,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/ptr"
 
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/simapi"
 	"github.com/cohdi/cohdi-agent/internal/device"
@@ -61,7 +60,7 @@ func TestManagerUnreachable(t *testing.T) {
 	all := s.fault(simapi.Fault{Face: "fm", Action: simapi.ActionDropBefore})
 	await(t, "the Node says so", soon, s.nodeSays("n1", nodestatus.FabricReady, corev1.ConditionFalse, "fabric 0"))
 	s.steady("the claim's patience", 5*time.Second, func(context.Context) error {
-		if told := h.of(device.ConditionAttachFailed); len(told) > 0 {
+		if told := h.failures(); len(told) > 0 {
 			return fmt.Errorf("it was told %v", told)
 		}
 		return nil
@@ -70,7 +69,7 @@ func TestManagerUnreachable(t *testing.T) {
 	s.unfault(update)
 	s.runs("pod", running)
 	s.sees("pod")
-	if told := h.of(device.ConditionAttachFailed); len(told) > 0 {
+	if told := h.failures(); len(told) > 0 {
 		t.Errorf("the claim was told %v", told)
 	}
 	await(t, "the Node says that the manager answers", soon, s.nodeSays("n1", nodestatus.FabricReady, corev1.ConditionTrue, ""))
@@ -183,11 +182,11 @@ func (s *scenario) secret(spoil func(*testing.T, *corev1.Secret) *corev1.Secret)
 	}
 	good.ResourceVersion, good.UID = "", ""
 	put := func(ctx context.Context, secret *corev1.Secret) error {
-		if err := secrets.Delete(ctx, name, metav1.DeleteOptions{}); err != nil || secret == nil {
-			return err
+		if failed := secrets.Delete(ctx, name, metav1.DeleteOptions{}); failed != nil || secret == nil {
+			return failed
 		}
-		_, err := secrets.Create(ctx, secret, metav1.CreateOptions{})
-		return err
+		_, failed := secrets.Create(ctx, secret, metav1.CreateOptions{})
+		return failed
 	}
 	if err = put(s.t.Context(), spoil(s.t, good.DeepCopy())); err != nil {
 		s.t.Fatal(err)
@@ -295,7 +294,7 @@ func TestGPUConflict(t *testing.T) {
 	slice := &resourceapi.ResourceSlice{
 		ObjectMeta: metav1.ObjectMeta{Name: "n1-" + driver},
 		Spec: resourceapi.ResourceSliceSpec{
-			Driver: driver, NodeName: ptr.To("n1"), Pool: resourceapi.ResourcePool{Name: "n1", ResourceSliceCount: 1},
+			Driver: driver, NodeName: new("n1"), Pool: resourceapi.ResourcePool{Name: "n1", ResourceSliceCount: 1},
 			Devices: []resourceapi.Device{{Name: "gpu-0"}},
 		},
 	}

@@ -58,8 +58,8 @@ func (e *environment) dump(ctx context.Context, name string) string {
 	violations, err := e.sim.Violations(ctx)
 	object("sim-violations.yaml", violations, err)
 	for _, node := range localkube.Nodes() {
-		cdi, err := e.onNode(ctx, node.Name, "sh", "-c", "tail -n +1 /var/run/cdi/* /var/lib/kubelet/plugins/"+device.Driver+"/*.json")
-		put("plugin-"+node.Name+".txt", []byte(cdi), err)
+		cdi, failed := e.onNode(ctx, node.Name, "sh", "-c", "tail -n +1 /var/run/cdi/* /var/lib/kubelet/plugins/"+device.Driver+"/*.json")
+		put("plugin-"+node.Name+".txt", []byte(cdi), failed)
 	}
 	e.linkLogs()
 	files, err := filepath.Glob(filepath.Join(e.logs, "*.log"))

@@ -79,7 +79,7 @@ func startEnvironment(ctx context.Context) (*environment, error) {
 	if err = e.connect(); err != nil {
 		return e, err
 	}
-	e.collect()
+	e.collect(ctx)
 	return e, e.install(ctx)
 }
 
@@ -171,7 +171,7 @@ func (e *environment) annotate(ctx context.Context, key, value string) error {
 }
 
 // stop takes the cluster down, unless it was there before or is to be kept.
-func (e *environment) stop(keep bool) {
+func (e *environment) stop(ctx context.Context, keep bool) {
 	if e.collected != nil {
 		e.collected()
 		e.collecting.Wait()
@@ -179,7 +179,7 @@ func (e *environment) stop(keep bool) {
 	if keep || e.found {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), reserve)
+	ctx, cancel := context.WithTimeout(ctx, reserve)
 	defer cancel()
 	if err := e.cluster.Down(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "e2e: take the cluster down:", err)
@@ -187,8 +187,8 @@ func (e *environment) stop(keep bool) {
 }
 
 // collect keeps the agents' logs beyond their Pods: it gives each file a second name.
-func (e *environment) collect() {
-	ctx, cancel := context.WithCancel(context.Background())
+func (e *environment) collect(ctx context.Context) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	e.collected = cancel
 	e.collecting.Go(func() {
 		for {
@@ -233,8 +233,7 @@ func (e *environment) onNode(ctx context.Context, node string, args ...string) (
 		return "", err
 	}
 	out, err := cmd.Output()
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		return string(out), fmt.Errorf("run %q on %s: %w: %s", strings.Join(args, " "), node, err, strings.TrimSpace(string(exit.Stderr)))
 	}
 	return string(out), err

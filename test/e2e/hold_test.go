@@ -48,7 +48,7 @@ func TestHeldDevice(t *testing.T) {
 				t.Fatal(err)
 			}
 			who := fmt.Sprintf("pid %d", pid)
-			s.leased(units[0], "held by "+who, soon, func(l device.Lease) bool { return strings.Contains(l.HeldBy, who) })
+			s.leased(units[0], "held by "+who, func(l device.Lease) bool { return strings.Contains(l.HeldBy, who) })
 			node, err := s.client.CoreV1().Nodes().Get(t.Context(), pod.Spec.NodeName, metav1.GetOptions{})
 			if err != nil {
 				t.Fatal(err)

@@ -28,7 +28,7 @@ func TestRollingUpdate(t *testing.T) {
 	before := s.runs("pod", running)
 	own := s.sees("pod")
 	units, _ := s.units("pod")
-	l := s.leased(units[0], "attached", soon, func(l device.Lease) bool { return l.Phase == device.Attached })
+	l := s.leased(units[0], "attached", func(l device.Lease) bool { return l.Phase == device.Attached })
 
 	rolled := make(chan error, 1)
 	go func() { rolled <- s.restartAgents(t.Context()) }()

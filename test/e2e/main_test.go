@@ -17,7 +17,7 @@ import (
 var keep = flag.Bool("keep", false, "leave the cluster up, also one that the tests have started")
 
 // env is the cluster that all tests run on.
-var env *environment //nolint:gochecknoglobals // TestMain has no other way to hand it over
+var env *environment
 
 func TestMain(m *testing.M) {
 	flag.Parse()
@@ -42,7 +42,7 @@ func run(ctx context.Context, m *testing.M) (int, error) {
 	}
 	e, err := startEnvironment(ctx)
 	if e != nil {
-		defer func() { e.stop(*keep) }()
+		defer func() { e.stop(context.WithoutCancel(ctx), *keep) }()
 	}
 	if err != nil {
 		return 1, err

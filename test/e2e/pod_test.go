@@ -118,7 +118,7 @@ func TestPodWithClaim(t *testing.T) {
 	if c := condition(claim, device.ConditionAttached); c == nil || c.Status != metav1.ConditionTrue || !strings.Contains(c.Message, own[0].UUID) {
 		t.Errorf("condition %s of the claim is %+v, want True with %s", device.ConditionAttached, c, own[0].UUID)
 	}
-	l := s.leased(unit, "attached", soon, func(l device.Lease) bool { return l.Phase == device.Attached })
+	l := s.leased(unit, "attached", func(l device.Lease) bool { return l.Phase == device.Attached })
 	if l.Attempt.UID != string(claim.UID) || string(l.UUID) != own[0].UUID || l.PCI.String() != own[0].PCIAddress {
 		t.Errorf("the lease says claim %s, GPU %s at %s; want %s, %s at %s", l.Attempt.UID, l.UUID, l.PCI, claim.UID, own[0].UUID, own[0].PCIAddress)
 	}

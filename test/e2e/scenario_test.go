@@ -107,7 +107,7 @@ func (s *scenario) calm(ctx context.Context) error {
 
 func timing(attach, detach, node time.Duration) simapi.Timing {
 	return simapi.Timing{
-		AttachDelay: ptr.To(simapi.Duration(attach)), DetachDelay: ptr.To(simapi.Duration(detach)), NodeDelay: ptr.To(simapi.Duration(node)),
+		AttachDelay: new(simapi.Duration(attach)), DetachDelay: new(simapi.Duration(detach)), NodeDelay: new(simapi.Duration(node)),
 	}
 }
 
@@ -197,7 +197,7 @@ type option func(*corev1.Pod)
 // claiming gives the Pod a claim made from the template.
 func claiming(template string) option {
 	return func(p *corev1.Pod) {
-		p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: ptr.To(template)}}
+		p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: new(template)}}
 		p.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: "gpu"}}
 	}
 }
@@ -237,7 +237,7 @@ func (s *scenario) pod(name string, options ...option) *corev1.Pod {
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: corev1.PodSpec{
 			RestartPolicy:                 corev1.RestartPolicyNever,
-			TerminationGracePeriodSeconds: ptr.To[int64](2),
+			TerminationGracePeriodSeconds: new(int64(2)),
 			Containers: []corev1.Container{{
 				Name: "main", Image: images.TestName, ImagePullPolicy: corev1.PullNever,
 				Command: []string{"/bin/sh", "-c", report},
@@ -357,10 +357,10 @@ func (s *scenario) lease(ctx context.Context, u device.Unit) (device.Lease, erro
 }
 
 // leased waits until the unit's lease is as wanted.
-func (s *scenario) leased(u device.Unit, what string, within time.Duration, want func(device.Lease) bool) device.Lease {
+func (s *scenario) leased(u device.Unit, what string, want func(device.Lease) bool) device.Lease {
 	s.t.Helper()
 	var l device.Lease
-	await(s.t, fmt.Sprintf("unit %s is %s", u, what), within, func(ctx context.Context) (err error) {
+	await(s.t, fmt.Sprintf("unit %s is %s", u, what), soon, func(ctx context.Context) (err error) {
 		l, err = s.lease(ctx, u)
 		if err == nil && !want(l) {
 			err = fmt.Errorf("it is %s, attempt %q, idle since %q, held by %q, failure %+v", l.Phase, l.Attempt, l.IdleSince, l.HeldBy, l.Failure)
@@ -371,9 +371,9 @@ func (s *scenario) leased(u device.Unit, what string, within time.Duration, want
 }
 
 // idle waits until the unit is idle.
-func (s *scenario) idle(u device.Unit) device.Lease {
+func (s *scenario) idle(u device.Unit) {
 	s.t.Helper()
-	return s.leased(u, "idle", soon, device.Lease.Idle)
+	s.leased(u, "idle", device.Lease.Idle)
 }
 
 // log reads a container's log.

@@ -89,11 +89,11 @@ func nodeOf(claim *resourceapi.ResourceClaim) string {
 	return ""
 }
 
-// of returns what was said of one kind.
-func (h *history) of(kind string) []told {
+// failures returns every AttachFailed that was said.
+func (h *history) failures() []told {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(h.all), func(c told) bool { return c.kind != kind })
+	return slices.DeleteFunc(slices.Clone(h.all), func(c told) bool { return c.kind != device.ConditionAttachFailed })
 }
 
 // failed waits for a claim to be told AttachFailed with the words.
@@ -101,7 +101,7 @@ func (s *scenario) failed(h *history, within time.Duration, words string) told {
 	s.t.Helper()
 	var found told
 	await(s.t, fmt.Sprintf("a claim is told %s with %q", device.ConditionAttachFailed, words), within, func(context.Context) error {
-		all := h.of(device.ConditionAttachFailed)
+		all := h.failures()
 		i := slices.IndexFunc(all, func(c told) bool { return strings.Contains(c.reason+": "+c.message, words) })
 		if i < 0 {
 			return fmt.Errorf("what was said is %v", all)
