@@ -18,6 +18,7 @@ import (
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
 
 	"github.com/cohdi/cohdi-agent/test/cluster/localkube"
 )
@@ -91,8 +92,15 @@ func (d *demo) kubectl(ctx context.Context, args ...string) (string, error) {
 // typed shows a command as a user types it.
 func (d *demo) typed(format string, args ...any) { d.screen.say("  $ "+format, args...) }
 
-// connect makes a client once the cluster is up.
+// connect makes a client once the cluster is up. What its library has to say goes to a file: on a terminal
+// it would tear the tables.
 func (d *demo) connect() error {
+	log, err := d.openLog("client.log")
+	if err != nil {
+		return err
+	}
+	klog.LogToStderr(false)
+	klog.SetOutput(log)
 	cfg, err := clientcmd.BuildConfigFromFlags("", d.cluster.AdminConfig())
 	if err != nil {
 		return fmt.Errorf("read the administrator's kubeconfig: %w", err)
@@ -160,6 +168,9 @@ func (d *demo) end(ctx context.Context, interrupted, ok bool) error {
 			d.hints()
 		}
 		return d.guard.dismiss()
+	}
+	if d.world != nil {
+		d.world.stop()
 	}
 	d.screen.say("taking everything down")
 	return errors.Join(d.cluster.Down(ctx), d.guard.dismiss())

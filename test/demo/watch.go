@@ -36,6 +36,8 @@ const (
 type world struct {
 	// changed is poked after each change.
 	changed chan struct{}
+	// stop ends the watch and waits for it.
+	stop func()
 
 	mu     sync.Mutex // guards the rest
 	pods   map[string]*corev1.Pod
@@ -62,16 +64,18 @@ const (
 
 func newWorld() *world {
 	return &world{
-		changed: make(chan struct{}, 1),
-		pods:    map[string]*corev1.Pod{}, claims: map[types.UID]*resourcev1.ResourceClaim{},
+		changed: make(chan struct{}, 1), stop: func() {},
+		pods: map[string]*corev1.Pod{}, claims: map[types.UID]*resourcev1.ResourceClaim{},
 		leases: map[device.Unit]*coordinationv1.Lease{}, slices: map[string]*resourcev1.ResourceSlice{},
 		nodes: map[string]*corev1.Node{}, steps: map[string]map[step]time.Time{},
 	}
 }
 
-// watchWorld watches until ctx ends. It returns when everything that is there has been told.
+// watchWorld watches until ctx ends or the watch is stopped. It returns when everything that is there has been
+// told.
 func watchWorld(ctx context.Context, cs kubernetes.Interface) (*world, error) {
 	w := newWorld()
+	ctx, cancel := context.WithCancel(ctx)
 	all := informers.NewSharedInformerFactory(cs, 0)
 	demo := informers.NewSharedInformerFactoryWithOptions(cs, 0, informers.WithNamespace(namespace))
 	leases := informers.NewSharedInformerFactoryWithOptions(cs, 0, informers.WithNamespace(device.LeaseNamespace))
@@ -85,13 +89,21 @@ func watchWorld(ctx context.Context, cs kubernetes.Interface) (*world, error) {
 			DeleteFunc: w.gone,
 		})
 		if err != nil {
+			cancel()
 			return nil, fmt.Errorf("watch the cluster: %w", err)
+		}
+	}
+	w.stop = func() {
+		cancel()
+		for _, f := range []informers.SharedInformerFactory{all, demo, leases} {
+			f.Shutdown()
 		}
 	}
 	for _, f := range []informers.SharedInformerFactory{all, demo, leases} {
 		f.Start(ctx.Done())
 		for kind, ok := range f.WaitForCacheSync(ctx.Done()) {
 			if !ok {
+				w.stop()
 				return nil, fmt.Errorf("watch the cluster: no list of %v: %w", kind, context.Cause(ctx))
 			}
 		}
