@@ -138,12 +138,14 @@ func sources(t *testing.T, fset *token.FileSet) []source {
 			if name != "." && (strings.HasPrefix(d.Name(), ".") || d.Name() == "testdata") {
 				return fs.SkipDir
 			}
-			if _, err := os.Stat(filepath.Join(name, "go.mod")); err == nil && name != "." {
+			_, err = os.Stat(filepath.Join(name, "go.mod"))
+			switch {
+			case errors.Is(err, fs.ErrNotExist):
+				return nil
+			case err == nil && name != ".":
 				return fs.SkipDir // another module
-			} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return err
 			}
-			return nil
+			return err
 		}
 		if !strings.HasSuffix(name, ".go") {
 			return nil

@@ -194,16 +194,16 @@ func (w world) observeHost(o *Observation) {
 func (w world) stored(l device.Lease, intent bool) world {
 	before := w
 	w.phase, w.dev, w.uuid, w.pci = phaseIndex(l.Phase), l.FabricDevice != "", l.UUID != "", !l.PCI.IsZero()
-	w.settled = w.settled && !l.AskedAt.IsZero() && l.AskedAt != now
+	w.settled = w.settled && !l.AskedAt.IsZero() && !l.AskedAt.Equal(now)
 	w.asked = !l.AskedAt.IsZero()
 	w.idle, w.note, w.toldHeld = !l.IdleSince.IsZero(), len(l.PreparedFor) > 0, l.HeldBy != ""
-	w.late = l.AcquiredAt == ago(time.Hour)
+	w.late = l.AcquiredAt.Equal(ago(time.Hour))
 	w.failure = l.Failure.Reason != ""
 	w.ripe = w.failure && !l.Failure.RetryAfter.After(now)
 	if !w.settled {
 		w.listLate = false
 	}
-	if w.phase != before.phase || w.dev != before.dev || w.asked != before.asked || l.AskedAt == now {
+	if w.phase != before.phase || w.dev != before.dev || w.asked != before.asked || l.AskedAt.Equal(now) {
 		w = w.forgot()
 		w.found = false
 	}
@@ -274,7 +274,7 @@ func (w *world) taken() {
 func (w world) endsOnHost(k Kind) []world {
 	one := func(f func(*world)) world { n := w; f(&n); return n }
 	same := w
-	switch k {
+	switch k { //nolint:exhaustive // the others do not happen on the host
 	case Rescan:
 		return []world{one(func(n *world) {
 			if n.attached && n.bus == absent {

@@ -48,7 +48,7 @@ func calm(p device.Phase) Observation {
 			AcquiredAt: ago(time.Minute), ChangedAt: ago(time.Second),
 		},
 	}
-	switch p {
+	switch p { //nolint:exhaustive // the others have nothing to start with
 	case device.Assigned:
 		o.Lease.Attempt = onCall
 	case device.Attaching:
@@ -118,9 +118,11 @@ func critical(o *Observation) { o.Here[0].Health = device.HealthCritical }
 func bound(o *Observation)    { o.Bus = []Function{{Address: slot, Driver: "nvidia"}} }
 func unbound(o *Observation)  { o.Bus = []Function{{Address: slot, Problem: "no space for BAR 1"}} }
 func offBus(o *Observation)   { o.Bus, o.NVML = nil, nil }
+
 func at(a device.PCIAddress) mod {
 	return func(o *Observation) { o.Bus[0].Address, o.NVML[0].Address = a, a }
 }
+
 func seen(uuid device.GPUUUID) mod {
 	return func(o *Observation) { o.NVML = []GPU{{Address: slot, UUID: uuid}} }
 }
@@ -130,7 +132,7 @@ func draining(o *Observation) { o.NVML[0].Draining = true }
 func tried(k Kind, d time.Duration, err error) mod {
 	return func(o *Observation) { o.Tried[k] = Try{At: ago(d), Err: err} }
 }
-func changed(d time.Duration) mod     { return func(o *Observation) { o.Lease.ChangedAt = ago(d) } }
+func longAgo(o *Observation)          { o.Lease.ChangedAt = ago(time.Minute) }
 func prepared(o *Observation)         { o.Prepared = true }
 func unknown(o *Observation)          { o.PreparedKnown = false }
 func noted(o *Observation)            { o.Lease.PreparedFor = []string{"u2"} }
@@ -162,6 +164,7 @@ func with(mods ...mod) []mod { return mods }
 var table = map[device.Phase][]row{
 	device.Assigned: {
 		{situation: "fresh list", rule: "write ahead", want: StoreIntent, check: func(t *testing.T, d Decision) {
+			t.Helper()
 			want := device.Lease{Phase: device.Attaching, AskedAt: now, ChangedAt: now, SetBefore: []string{}}
 			got := device.Lease{Phase: d.Lease.Phase, AskedAt: d.Lease.AskedAt, ChangedAt: d.Lease.ChangedAt, SetBefore: d.Lease.SetBefore}
 			if diff := cmp.Diff(want, got); diff != "" {
@@ -169,11 +172,13 @@ var table = map[device.Phase][]row{
 			}
 		}},
 		{situation: "other devices are there", mods: with(alsoHere("d9", model), alsoHere("d2", "H100")), rule: "write ahead", want: StoreIntent, check: func(t *testing.T, d Decision) {
+			t.Helper()
 			if diff := cmp.Diff([]string{"d2", "d9"}, d.Lease.SetBefore); diff != "" {
 				t.Errorf("set before (-want +got):\n%s", diff)
 			}
 		}},
 		{situation: "another unit's device is there", mods: with(here(ours), claimed("d1")), rule: "write ahead", want: StoreIntent, check: func(t *testing.T, d Decision) {
+			t.Helper()
 			if len(d.Lease.SetBefore) != 0 {
 				t.Errorf("set before = %v: when that unit has given it back, it may be what comes", d.Lease.SetBefore)
 			}
@@ -216,6 +221,7 @@ var table = map[device.Phase][]row{
 		{situation: "what came is another unit's", mods: with(here(ours), claimed("d1")), rule: "unknown, may still come", want: Wait, wake: 4 * time.Second},
 		{situation: "what came is of another model", mods: with(alsoHere("d1", "H100")), rule: "unknown, may still come", want: Wait, wake: 4 * time.Second},
 		{situation: "a device of before left", mods: with(before("d7")), rule: "one left meanwhile", want: Store, check: func(t *testing.T, d Decision) {
+			t.Helper()
 			if len(d.Lease.SetBefore) != 0 || d.Lease.AskedAt != ago(2*time.Second) || d.Lease.Phase != device.Attaching {
 				t.Errorf("lease = %+v", d.Lease)
 			}
@@ -250,6 +256,7 @@ var table = map[device.Phase][]row{
 		{situation: "list failed, the deadline comes first", mods: with(listFails(time.Second), func(o *Observation) { o.Lease.AcquiredAt = ago(4*time.Minute - time.Second) }), rule: "look again", want: Wait, wake: time.Second},
 		// The device.
 		{situation: "all show it", mods: with(became, here(ours), bound, seen(ours)), rule: "seen by all", want: Store, check: func(t *testing.T, d Decision) {
+			t.Helper()
 			if d.Lease.Phase != device.Attached || d.Lease.UUID != ours || d.Lease.PCI != slot || d.Lease.Attempt != onCall {
 				t.Errorf("lease = %+v", d.Lease)
 			}
@@ -257,13 +264,14 @@ var table = map[device.Phase][]row{
 		{situation: "all show it, claim gone", mods: with(became, nobody, here(ours), bound, seen(ours)), rule: "seen by all", want: Store},
 		{situation: "all show it, too late", mods: with(became, late, here(ours), bound, seen(ours)), rule: "seen by all", want: Store},
 		{situation: "all show it, list old", mods: with(became, stale, here(ours), bound, seen(ours)), rule: "look again", want: ListFabric},
-		{situation: "NVML shows it, the bus does not", mods: with(became, here(ours), seen(ours), changed(time.Minute)), rule: "not on the bus", want: Rescan},
-		{situation: "NVML shows another", mods: with(became, here(ours), bound, seen(alien), changed(time.Minute)), rule: "not on the bus", want: Rescan},
+		{situation: "NVML shows it, the bus does not", mods: with(became, here(ours), seen(ours), longAgo), rule: "not on the bus", want: Rescan},
+		{situation: "NVML shows another", mods: with(became, here(ours), bound, seen(alien), longAgo), rule: "not on the bus", want: Rescan},
 		{situation: "just attached, nothing on the bus", mods: with(became, here(ours)), rule: "coming", want: Wait, wake: 2 * time.Second},
-		{situation: "nothing on the bus for a while", mods: with(became, here(ours), changed(time.Minute)), rule: "not on the bus", want: Rescan},
-		{situation: "nothing on the bus, another unit leaves", mods: with(became, here(ours), changed(time.Minute), leaving), rule: "coming", want: Wait, wake: 2 * time.Second},
-		{situation: "rescanned just now", mods: with(became, here(ours), changed(time.Minute), tried(Rescan, time.Second, nil)), rule: "coming", want: Wait, wake: 2 * time.Second},
-		{situation: "no driver for a while", mods: with(became, here(ours), unbound, changed(time.Minute)), rule: "no driver", want: Bind, check: func(t *testing.T, d Decision) {
+		{situation: "nothing on the bus for a while", mods: with(became, here(ours), longAgo), rule: "not on the bus", want: Rescan},
+		{situation: "nothing on the bus, another unit leaves", mods: with(became, here(ours), longAgo, leaving), rule: "coming", want: Wait, wake: 2 * time.Second},
+		{situation: "rescanned just now", mods: with(became, here(ours), longAgo, tried(Rescan, time.Second, nil)), rule: "coming", want: Wait, wake: 2 * time.Second},
+		{situation: "no driver for a while", mods: with(became, here(ours), unbound, longAgo), rule: "no driver", want: Bind, check: func(t *testing.T, d Decision) {
+			t.Helper()
 			if d.Lease.PCI != slot {
 				t.Errorf("bind %s", d.Lease.PCI)
 			}
@@ -272,16 +280,19 @@ var table = map[device.Phase][]row{
 		{situation: "bound, NVML does not answer", mods: with(became, here(ours), bound, silent), rule: "not in NVML", want: Discover},
 		{situation: "bound, NVML asked just now", mods: with(became, here(ours), bound, tried(Discover, time.Second, nil)), rule: "coming", want: Wait, wake: 2 * time.Second},
 		{situation: "not usable in time", mods: with(became, here(ours), unbound, late), rule: "not seen, too late", want: Store, check: both(failed1("NotUsable", device.BlameNode), func(t *testing.T, d Decision) {
+			t.Helper()
 			if !d.Lease.PCI.IsZero() || d.Lease.UUID != ours {
 				t.Errorf("what was on the bus before is not known, so nothing may be taken off it: %s %s", d.Lease.PCI, d.Lease.UUID)
 			}
 		})},
 		{situation: "not usable in time, one came", mods: with(became, here(ours), unbound, late, busBefore()), rule: "not seen, too late", want: Store, check: func(t *testing.T, d Decision) {
+			t.Helper()
 			if d.Lease.PCI != slot {
 				t.Errorf("PCI = %s", d.Lease.PCI)
 			}
 		}},
 		{situation: "not usable in time, a built-in one has no driver", mods: with(became, here(ours), unbound, late, busBefore(slot)), rule: "not seen, too late", want: Store, check: func(t *testing.T, d Decision) {
+			t.Helper()
 			if !d.Lease.PCI.IsZero() {
 				t.Errorf("PCI = %s, which was there before", d.Lease.PCI)
 			}
@@ -304,18 +315,21 @@ var table = map[device.Phase][]row{
 		{situation: "claim gone, checkpoint unknown", mods: with(unknown), rule: "still prepared", want: Wait},
 		{situation: "claim gone, unprepared", rule: "who has it open", want: FindHolders},
 		{situation: "claim gone, note of a prepare", mods: with(noted), rule: "stale note", want: Store, check: func(t *testing.T, d Decision) {
+			t.Helper()
 			if len(d.Lease.PreparedFor) != 0 || d.Lease.Phase != device.Attached {
 				t.Errorf("lease = %+v", d.Lease)
 			}
 		}},
 		{situation: "claim gone, noted and prepared", mods: with(noted, prepared), rule: "still prepared", want: Wait},
 		{situation: "a process has it open", mods: with(scanned(time.Second), heldBy("pid 7")), rule: "held", want: Store, check: func(t *testing.T, d Decision) {
+			t.Helper()
 			if d.Lease.HeldBy != "pid 7" || !d.Lease.IdleSince.IsZero() {
 				t.Errorf("lease = %+v", d.Lease)
 			}
 		}},
 		{situation: "a process has it open, as told", mods: with(scanned(time.Second), heldBy("pid 7"), toldHeld), rule: "held", want: Wait, wake: 29 * time.Second},
 		{situation: "nobody has it", mods: with(scanned(time.Second)), rule: "becomes idle", want: Store, check: func(t *testing.T, d Decision) {
+			t.Helper()
 			if d.Lease.IdleSince != now || d.Lease.Phase != device.Attached {
 				t.Errorf("lease = %+v", d.Lease)
 			}
@@ -324,19 +338,20 @@ var table = map[device.Phase][]row{
 		{situation: "idle, lease deleted", mods: with(idle, deleting), rule: "wanted back", want: Store, check: phase1(device.Releasing)},
 		{situation: "in use, lease deleted", mods: with(serves(ready), deleting), rule: "in use", want: Wait},
 		{situation: "at another address after a restart of the node", mods: with(idle, at(other)), rule: "moved", want: Store, check: func(t *testing.T, d Decision) {
+			t.Helper()
 			if d.Lease.PCI != other || d.Lease.IdleSince.IsZero() {
 				t.Errorf("lease = %+v", d.Lease)
 			}
 		}},
 		{situation: "gone from the bus", mods: with(serves(ready), offBus, stale), rule: "unseen, look", want: ListFabric},
 		{situation: "gone from bus and fabric", mods: with(serves(ready), offBus, notHere), rule: "taken away", want: Store, check: failed1("Vanished", device.BlameUnit)},
-		{situation: "gone from the bus, list fails", mods: with(serves(ready), offBus, listFails(time.Second), changed(time.Minute)), rule: "off the bus", want: Rescan},
+		{situation: "gone from the bus, list fails", mods: with(serves(ready), offBus, listFails(time.Second), longAgo), rule: "off the bus", want: Rescan},
 		{situation: "gone from the bus, list lacks it but is old", mods: with(serves(ready), offBus, notHere, listFails(time.Second)), rule: "unusable", want: Wait, wake: 2 * time.Second},
 		{situation: "NVML does not answer", mods: with(serves(ready), silent), rule: "not in NVML", want: Discover},
 		{situation: "NVML does not answer, asked just now", mods: with(serves(ready), silent, tried(Discover, time.Second, errTry)), rule: "unusable", want: Wait, wake: 2 * time.Second},
-		{situation: "driver gone", mods: with(serves(ready), unbound, unseen, changed(time.Minute)), rule: "no driver", want: Bind},
-		{situation: "off the bus, on the fabric", mods: with(serves(ready), offBus, changed(time.Minute)), rule: "off the bus", want: Rescan},
-		{situation: "off the bus, another unit leaves", mods: with(serves(ready), offBus, changed(time.Minute), leaving), rule: "unusable", want: Wait, wake: 2 * time.Second},
+		{situation: "driver gone", mods: with(serves(ready), unbound, unseen, longAgo), rule: "no driver", want: Bind},
+		{situation: "off the bus, on the fabric", mods: with(serves(ready), offBus, longAgo), rule: "off the bus", want: Rescan},
+		{situation: "off the bus, another unit leaves", mods: with(serves(ready), offBus, longAgo, leaving), rule: "unusable", want: Wait, wake: 2 * time.Second},
 	},
 	device.Releasing: {
 		{situation: "nobody has it", rule: "drain", want: Drain},
@@ -386,6 +401,7 @@ var table = map[device.Phase][]row{
 		{situation: "allocated when what was never identified goes back", mods: with(serves(onCall), anonymous), rule: "drain", want: Drain},
 		{situation: "allocated when off the bus", mods: with(serves(onCall), offBus), rule: "off the fabric", want: SendDetach},
 		{situation: "allocated when off the fabric", mods: with(serves(onCall), offBus, notHere), rule: "attach again", want: Store, check: func(t *testing.T, d Decision) {
+			t.Helper()
 			l := d.Lease
 			if l.Phase != device.Assigned || l.FabricDevice != "" || l.UUID != "" || !l.PCI.IsZero() || !l.AskedAt.IsZero() || l.AcquiredAt != now {
 				t.Errorf("lease = %+v", l)
@@ -401,6 +417,7 @@ var table = map[device.Phase][]row{
 		{situation: "back-off, lease deleted", mods: with(deleting), rule: "nothing to give back", want: Delete},
 		{situation: "back-off over, nothing attached", mods: with(over), rule: "nothing to give back", want: Delete},
 		{situation: "back-off over, attached", mods: with(over, became), rule: "goes back", want: Store, check: both(phase1(device.Releasing), func(t *testing.T, d Decision) {
+			t.Helper()
 			if d.Lease.Failure.Reason == "" {
 				t.Error("on its way back it is not known any more that it failed")
 			}

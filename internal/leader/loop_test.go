@@ -275,7 +275,8 @@ func (r *rig) claims(all ...device.Attempt) {
 	}
 }
 
-func (r *rig) change(u device.Unit, f func(*device.Lease)) {
+func (r *rig) change(f func(*device.Lease)) {
+	const u = device.Unit("a100-0")
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	l := r.leases[u]
@@ -344,6 +345,7 @@ func TestNothingBeforeThePoolIsKnown(t *testing.T) {
 
 func TestClaimComesAndGoes(t *testing.T) {
 	inTerm(t, func(t *testing.T, r *rig, l *Loop) {
+		t.Helper()
 		r.claims(attempt("c", "n1", "a100-0"))
 		r.settle(t, l)
 		r.expect(t, "allocated", "create a100-0 for c on n1", "publish [a100-0 a100-1]")
@@ -353,7 +355,7 @@ func TestClaimComesAndGoes(t *testing.T) {
 		}, r.leases["a100-0"]); diff != "" {
 			t.Errorf("lease (-want +got):\n%s", diff)
 		}
-		r.change("a100-0", attached)
+		r.change(attached)
 		r.settle(t, l)
 		r.said()
 
@@ -382,11 +384,11 @@ func idleUnit(t *testing.T, r *rig, l *Loop) {
 	t.Helper()
 	r.claims(attempt("c", "n1", "a100-0"))
 	r.settle(t, l)
-	r.change("a100-0", attached)
+	r.change(attached)
 	r.settle(t, l)
 	r.claims()
 	r.settle(t, l)
-	r.change("a100-0", func(l *device.Lease) { l.IdleSince = r.clock.Now() })
+	r.change(func(l *device.Lease) { l.IdleSince = r.clock.Now() })
 	r.free["a100"] = 1
 	r.clock.Step(2 * time.Second)
 	r.settle(t, l)
@@ -398,6 +400,7 @@ func idleUnit(t *testing.T, r *rig, l *Loop) {
 
 func TestCoolDown(t *testing.T) {
 	inTerm(t, func(t *testing.T, r *rig, l *Loop) {
+		t.Helper()
 		idleUnit(t, r, l)
 		r.clock.Step(10 * time.Minute)
 		r.settle(t, l)
@@ -422,6 +425,7 @@ func TestReleaseAfterSettle(t *testing.T) {
 		{"the lease changed", func(r *rig) { r.updateErr = errors.New("conflict") }, "Release a100-0 did not go through: conflict"},
 	} {
 		inTerm(t, func(t *testing.T, r *rig, l *Loop) {
+			t.Helper()
 			idleUnit(t, r, l)
 			r.clock.Step(10 * time.Minute)
 			wake := r.settle(t, l)
@@ -449,16 +453,17 @@ func TestReleaseAfterSettle(t *testing.T) {
 // was gone.
 func TestTaintThatWasGoneMeanwhile(t *testing.T) {
 	inTerm(t, func(t *testing.T, r *rig, l *Loop) {
+		t.Helper()
 		r.claims(attempt("c", "n1", "a100-0"))
 		r.settle(t, l)
-		r.change("a100-0", attached)
+		r.change(attached)
 		r.settle(t, l)
 		r.clock.Step(time.Hour)
 		r.settle(t, l) // the ready entry has been tainted for an hour
 		r.claims()
 		r.settle(t, l)
 		r.lags = true
-		r.change("a100-0", func(l *device.Lease) { l.IdleSince = r.clock.Now() })
+		r.change(func(l *device.Lease) { l.IdleSince = r.clock.Now() })
 		r.settle(t, l) // untainted, and nobody sees it
 		r.clock.Step(10 * time.Minute)
 		r.settle(t, l)
@@ -470,6 +475,7 @@ func TestTaintThatWasGoneMeanwhile(t *testing.T) {
 
 func TestWantedElsewhere(t *testing.T) {
 	inTerm(t, func(t *testing.T, r *rig, l *Loop) {
+		t.Helper()
 		idleUnit(t, r, l)
 		r.claims(attempt("d", "n2", "a100-0"))
 		r.settle(t, l)
@@ -486,6 +492,7 @@ func TestWantedElsewhere(t *testing.T) {
 
 func TestAssignWhereItIs(t *testing.T) {
 	inTerm(t, func(t *testing.T, r *rig, l *Loop) {
+		t.Helper()
 		idleUnit(t, r, l)
 		r.claims(attempt("d", "n1", "a100-0-ready"))
 		r.settle(t, l)
@@ -498,11 +505,12 @@ func TestAssignWhereItIs(t *testing.T) {
 // TestRefusalComesLast: first the same choice is made impossible, and shown to be; then the claim is refused.
 func TestRefusalComesLast(t *testing.T) {
 	inTerm(t, func(t *testing.T, r *rig, l *Loop) {
+		t.Helper()
 		r.claims(attempt("c", "n1", "a100-0"))
 		r.settle(t, l)
 		r.said()
 		r.lags = true
-		r.change("a100-0", func(l *device.Lease) {
+		r.change(func(l *device.Lease) {
 			l.Phase = device.Failed
 			l.Failure = device.Failure{Reason: "Rejected", Message: "no", Blame: device.BlameUnit, RetryAfter: start.Add(time.Hour)}
 		})
@@ -521,6 +529,7 @@ func TestRefusalComesLast(t *testing.T) {
 
 func TestRefusalAfterTheLabel(t *testing.T) {
 	inTerm(t, func(t *testing.T, r *rig, l *Loop) {
+		t.Helper()
 		r.claims(attempt("c", "n1", "a100-0"))
 		r.settle(t, l)
 		r.nodes[0].AgentReady = false
@@ -550,6 +559,7 @@ func TestRefusalAfterTheLabel(t *testing.T) {
 
 func TestDropNeedsTheElection(t *testing.T) {
 	inTerm(t, func(t *testing.T, r *rig, l *Loop) {
+		t.Helper()
 		r.claims(attempt("c", "n1", "a100-0"))
 		r.settle(t, l)
 		r.nodes = r.nodes[1:]
@@ -572,6 +582,7 @@ func TestDropNeedsTheElection(t *testing.T) {
 // TestOneFailureStopsNothingElse: the lease that cannot be written holds up no other.
 func TestOneFailureStopsNothingElse(t *testing.T) {
 	inTerm(t, func(t *testing.T, r *rig, l *Loop) {
+		t.Helper()
 		r.claims(attempt("c", "n1", "a100-0"), attempt("d", "n2", "a100-1"))
 		r.mu.Lock()
 		r.leases["a100-0"] = device.Lease{Unit: "a100-0", Model: "a100", Version: "x", Phase: device.Assigned, Node: "n1", Machine: "m-n1", NodeUID: "uid-n1"}
@@ -604,6 +615,7 @@ func TestPlacesAreKept(t *testing.T) {
 // TestNextTerm: a new leader goes on with the order that it finds, and with a fresh memory.
 func TestNextTerm(t *testing.T) {
 	inTerm(t, func(t *testing.T, r *rig, l *Loop) {
+		t.Helper()
 		idleUnit(t, r, l)
 		r.clock.Step(time.Hour)
 		r.settle(t, l)
@@ -621,6 +633,7 @@ func TestNextTerm(t *testing.T) {
 
 func TestCount(t *testing.T) {
 	inTerm(t, func(t *testing.T, r *rig, l *Loop) {
+		t.Helper()
 		if r.counts != 1 {
 			t.Fatalf("%d counts at the start", r.counts)
 		}
@@ -636,7 +649,7 @@ func TestCount(t *testing.T) {
 		// What is leased changed: counted anew, but not more often than it may be.
 		r.claims(attempt("c", "n1", "a100-0"))
 		r.settle(t, l)
-		r.change("a100-0", attached)
+		r.change(attached)
 		if wake := r.settle(t, l); r.counts != 2 || !wake.Equal(r.clock.Now().Add(time.Second)) {
 			t.Errorf("%d counts, wake in %s", r.counts, wake.Sub(r.clock.Now()))
 		}
@@ -650,6 +663,7 @@ func TestCount(t *testing.T) {
 
 func TestCountThatHangsOrFails(t *testing.T) {
 	inTerm(t, func(t *testing.T, r *rig, l *Loop) {
+		t.Helper()
 		r.hang = make(chan struct{})
 		r.free["a100"] = 5
 		r.clock.Step(30 * time.Second)

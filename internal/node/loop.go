@@ -373,8 +373,7 @@ func fault(op string, err error) *device.Fault {
 	if err == nil {
 		return nil
 	}
-	var f *device.Fault
-	if errors.As(err, &f) {
+	if f, ok := errors.AsType[*device.Fault](err); ok {
 		return f
 	}
 	return &device.Fault{Class: device.FaultUnknown, Op: op, Err: err}

@@ -154,12 +154,7 @@ func TestLateDevice(t *testing.T) {
 	r.assign(unit0, "c")
 	r.change(unit0, func(l *device.Lease) { l.AcquiredAt = start.Add(-settings().Deadline + 5*time.Second) })
 	l := r.loop(inline)
-	for r.lease(unit0).Phase != device.Failed {
-		n := len(r.acted)
-		if wake := l.Step(t.Context()); len(r.acted) == n {
-			r.clock.SetTime(wake)
-		}
-	}
+	r.until(t, l, func() bool { return r.lease(unit0).Phase == device.Failed })
 	r.late[0]()
 	r.clear(unit0)
 	r.settle(t, l)
@@ -174,9 +169,7 @@ func TestClaimGoneWhileAttaching(t *testing.T) {
 	r.slow = true
 	r.assign(unit0, "c")
 	l := r.loop(inline)
-	for len(r.calls) == 0 {
-		l.Step(t.Context())
-	}
+	r.until(t, l, func() bool { return len(r.calls) > 0 })
 	r.clear(unit0)
 	r.settle(t, l)
 	if got := r.lease(unit0); !got.Idle() || len(r.told) != 0 {
@@ -250,9 +243,7 @@ func TestReleaseCalledBack(t *testing.T) {
 	r.clear(unit0)
 	r.settle(t, l)
 	r.release(unit0)
-	for !r.chassis[0].draining {
-		l.Step(t.Context())
-	}
+	r.until(t, l, func() bool { return r.chassis[0].draining })
 	a := r.assign(unit0, "d")
 	r.settle(t, l)
 	if got := r.lease(unit0); got.Phase != device.Attached || r.told[a] != 1 || r.chassis[0].draining {
@@ -341,15 +332,11 @@ func TestManagerUnreachable(t *testing.T) {
 	r.listErr = &device.Fault{Class: device.FaultUnreachable, Op: "list"}
 	r.assign(unit0, "c")
 	l := r.loop(inline)
-	for r.clock.Now().Before(start.Add(settings().Deadline - 10*time.Second)) {
-		n := len(r.acted)
-		wake := l.Step(t.Context())
-		if len(r.acted) == n {
-			r.clock.SetTime(wake)
-		}
-		if got := r.lease(unit0); got.Phase != device.Assigned {
-			t.Fatalf("%s after assignment: lease %+v", r.clock.Now().Sub(start), got)
-		}
+	r.until(t, l, func() bool {
+		return !r.clock.Now().Before(start.Add(settings().Deadline-10*time.Second)) || r.lease(unit0).Phase != device.Assigned
+	})
+	if got := r.lease(unit0); got.Phase != device.Assigned {
+		t.Fatalf("%s after assignment: lease %+v", r.clock.Now().Sub(start), got)
 	}
 	if n := len(r.acted); n < 20 || n > 60 {
 		t.Errorf("asked %d times in 4 minutes", n)
@@ -496,14 +483,10 @@ func TestUnsentIntentLetsOthersGo(t *testing.T) {
 	r := newRig(2)
 	r.assign(unit0, "a")
 	l := r.loop(inline)
-	for r.lease(unit0).Phase != device.Attaching {
-		l.Step(t.Context())
-	}
+	r.until(t, l, func() bool { return r.lease(unit0).Phase == device.Attaching })
 	r.clock.Step(settings().Deadline)
 	r.listErr = &device.Fault{Class: device.FaultUnreachable}
-	for r.lease(unit0).Phase != device.Failed {
-		l.Step(t.Context())
-	}
+	r.until(t, l, func() bool { return r.lease(unit0).Phase == device.Failed })
 	r.listErr = nil
 	b := r.assign(unit1, "b")
 	for range 20 {

@@ -31,7 +31,7 @@ type chaos struct {
 var chaosUnits = []device.Unit{"a100-0", "a100-1", "a100-2"}
 
 func TestChaos(t *testing.T) {
-	const seeds, steps = 500, 600
+	const seeds, steps = 250, 600
 	kinds, calls, attaches := map[string]int{}, 0, 0
 	for seed := range uint64(seeds) {
 		c := &chaos{rig: newRig(5), t: t, rand: rand.New(rand.NewPCG(seed, 7)), kinds: kinds}

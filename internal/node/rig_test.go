@@ -506,6 +506,21 @@ func (r *rig) settle(t *testing.T, l *Loop) {
 	t.Fatalf("no rest: %v, %+v", r.acted[max(0, len(r.acted)-20):], l.Status())
 }
 
+// until steps the loop, and lets time pass when it waits, until something is so.
+func (r *rig) until(t *testing.T, l *Loop, so func() bool) {
+	t.Helper()
+	for range 500 {
+		if so() {
+			return
+		}
+		n := len(r.acted)
+		if wake := l.Step(t.Context()); len(r.acted) == n && wake.After(r.clock.Now()) {
+			r.clock.SetTime(wake)
+		}
+	}
+	t.Fatalf("it never came to that: %v, %+v", r.acted[max(0, len(r.acted)-20):], l.Status())
+}
+
 // innocent fails the test if something was done that must never be.
 func (r *rig) innocent(t *testing.T) {
 	t.Helper()

@@ -217,7 +217,7 @@ func (v *view) times() []time.Time {
 		at = append(at, v.coolUntil(), v.settledAt())
 	}
 	if v.phase() == device.Failed {
-		at = append(at, backOff(v.w, v.lease))
+		at = append(at, backOff(v.lease))
 	}
 	return at
 }
@@ -259,7 +259,7 @@ func (w *World) backsOff(node *Node, m device.Model) bool {
 	units := 0
 	for i := range w.Leases {
 		l := &w.Leases[i]
-		if !on(l, node) || l.Model != m || !w.Now.Before(backOff(w, l)) {
+		if !on(l, node) || l.Model != m || !w.Now.Before(backOff(l)) {
 			continue
 		}
 		switch l.Failure.Blame {

@@ -97,6 +97,7 @@ func leased(u device.Unit, p device.Phase, change ...func(*device.Lease)) mod {
 func serving(claim, entry string) func(*device.Lease) {
 	return func(l *device.Lease) { l.Attempt = attemptOf(claim, "n1", entry) }
 }
+
 func idle(d time.Duration) func(*device.Lease) { return func(l *device.Lease) { l.IdleSince = ago(d) } }
 func deleting(l *device.Lease)                 { l.Deleting = true }
 func noted(l *device.Lease)                    { l.PreparedFor = []string{"uid-x"} }
@@ -141,6 +142,7 @@ func noNode(name string) mod {
 func tainted(entry string, d time.Duration) mod {
 	return func(w *World) { w.Published.Effects[entry], w.Published.TaintedSince[entry] = NoSchedule, ago(d) }
 }
+
 func untainted(entry string) mod {
 	return func(w *World) { w.Published.Effects[entry] = NoTaint }
 }

@@ -166,7 +166,7 @@ func (v *view) settledAt() time.Time {
 
 // backOff is when a failed unit may be tried again, by its holder's clock. A clock that is ahead makes it
 // longer here, until the holder, which clamps it, has deleted the lease.
-func backOff(w *World, l *device.Lease) time.Time {
+func backOff(l *device.Lease) time.Time {
 	if l.Phase != device.Failed {
 		return time.Time{}
 	}
@@ -188,7 +188,7 @@ func (c *census) free() (n int, ok bool) {
 		if l.Model != c.model {
 			continue
 		}
-		if l.Phase == device.Failed && l.Failure.Blame == device.BlameModel && c.w.Now.Before(backOff(c.w, l)) {
+		if l.Phase == device.Failed && l.Failure.Blame == device.BlameModel && c.w.Now.Before(backOff(l)) {
 			return 0, ok // the manager said that none is left
 		}
 		coming := l.Phase == device.Assigned || l.Phase == device.Attaching

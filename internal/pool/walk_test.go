@@ -157,7 +157,7 @@ func wrongs(w *World, p *Plan) []string {
 			cooled := !w.Now.Before(lease.IdleSince.Add(w.Settings.CoolDown))
 			since := w.Published.TaintedSince["a100-0-ready"]
 			settled := !since.IsZero() && !w.Now.Before(since.Add(w.Settings.ReadySettle))
-			never(!elsewhere && !(cooled && settled), "calls back what may just be given to a Pod")
+			never(!elsewhere && (!cooled || !settled), "calls back what may just be given to a Pod")
 		case Drop:
 			never(lease.Phase != device.Assigned || !lease.Attempt.IsZero() || acts, "drops what its holder may be working on")
 		}
