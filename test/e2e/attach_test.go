@@ -69,10 +69,11 @@ func TestAttachFails(t *testing.T) {
 			if told := h.failures(); len(told) != 1 {
 				t.Errorf("the claim was told that its attach failed %d times, want once: %v", len(told), told)
 			}
-			s.settled()
-			if n := len(s.done("attach")); n != 1 {
+			// Which unit's call a device answers is not known while the first one's may still take effect.
+			if n := len(s.done("attach")); tc.fault.Action != simapi.ActionHang && n != 1 {
 				t.Errorf("%d devices were attached, want one", n)
 			}
+			s.settled()
 		})
 	}
 }

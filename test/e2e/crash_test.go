@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -79,10 +80,11 @@ func TestAgentKilledWhileAttaching(t *testing.T) {
 			s.fresh(node)
 			h := s.watch()
 			s.prepare(m)
+			s.forgotten(node)
 			s.template("one", a100, 1)
 			s.pod("pod", claiming("one"), on(node))
 			s.killAt(node, m)
-			s.runs("pod", running)
+			s.runs("pod", unlucky)
 			s.sees("pod")
 			if n := len(s.done("attach")); n != 1 {
 				t.Errorf("%d attaches, want one", n)
@@ -119,6 +121,32 @@ func TestAgentKilledWhileReleasing(t *testing.T) {
 			}
 		})
 	}
+}
+
+// unlucky is a Pod whose kubelet asked for its devices while no agent answered: it asks again after a minute
+// or more.
+const unlucky = 2 * time.Minute
+
+// forgotten waits until the node's agent reads the fabric's list anew before it asks for anything: a list of
+// the last 5 s would do.
+func (s *scenario) forgotten(node string) {
+	s.t.Helper()
+	n, err := localkube.FindNode(node)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	await(s.t, "the list of what is attached to "+node+" is old", soon, func(ctx context.Context) error {
+		requests, err := s.sim.Log(ctx)
+		if err != nil {
+			return err
+		}
+		for _, r := range requests {
+			if age := time.Since(r.Time); strings.HasSuffix(r.Path, "/machines/"+n.Machine) && age < 6*time.Second {
+				return fmt.Errorf("it was read %v ago", age)
+			}
+		}
+		return nil
+	})
 }
 
 // prepare sets the simulator up so that the moment lasts.
