@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -37,6 +38,9 @@ type request struct {
 	contentType string
 	timeout     time.Duration
 	limit       int64
+	// change goes over a connection of its own. On one kept from before, a manager that is down cannot be told
+	// from one that took the call; without one, nothing was sent.
+	change bool
 }
 
 // reply is what came back, whatever its status.
@@ -112,7 +116,7 @@ func classify(status int) device.FaultClass {
 
 // send makes one exchange. The fault is for the case that there was no whole answer.
 func (c *Client) send(ctx context.Context, req request, token string) (reply, *device.Fault) {
-	client, err := c.conns.client()
+	client, err := c.conns.client(req.change)
 	if err != nil {
 		return reply{}, &device.Fault{Class: device.FaultUnreachable, Op: req.what, Err: err}
 	}
@@ -190,43 +194,49 @@ type connections struct {
 
 	mu sync.Mutex
 	// The following are guarded by mu.
-	bundle  string
-	current *http.Client
+	bundle         string
+	reads, changes *http.Client
 }
 
 // client reads the CA bundle anew and starts over with new connections if it has changed.
-func (c *connections) client() (*http.Client, error) {
+func (c *connections) client(change bool) (*http.Client, error) {
 	roots, bundle, err := readCA(c.dir)
 	if err != nil {
 		return nil, err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.current != nil && c.bundle == bundle {
-		return c.current, nil
+	if c.reads == nil || c.bundle != bundle {
+		if c.reads != nil {
+			c.reads.CloseIdleConnections()
+		}
+		c.bundle, c.reads, c.changes = bundle, newHTTP(roots, true), newHTTP(roots, false)
 	}
-	if c.current != nil {
-		c.current.CloseIdleConnections()
+	if change {
+		return c.changes, nil
 	}
-	c.bundle = bundle
-	c.current = &http.Client{
+	return c.reads, nil
+}
+
+func newHTTP(roots *x509.CertPool, keep bool) *http.Client {
+	return &http.Client{
 		Transport: &http.Transport{
 			DialContext:         (&net.Dialer{Timeout: dialTimeout}).DialContext,
 			TLSClientConfig:     &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots},
 			TLSHandshakeTimeout: dialTimeout,
 			IdleConnTimeout:     idleTimeout,
-			ForceAttemptHTTP2:   true,
+			DisableKeepAlives:   !keep,
+			ForceAttemptHTTP2:   keep, // shares its connection
 		},
 		// A redirect would carry the token elsewhere, and repeat a call that must be made once.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
-	return c.current, nil
 }
 
 func (c *connections) close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.current != nil {
-		c.current.CloseIdleConnections()
+	if c.reads != nil {
+		c.reads.CloseIdleConnections()
 	}
 }

@@ -431,6 +431,7 @@ func (c *Client) update(ctx context.Context, operation, what string, id device.M
 		return reply{}, &device.Fault{Class: device.FaultRejected, Op: what, Err: err}
 	}
 	req := c.read(operation, what, "/machines/"+url.PathEscape(name)+"/update")
+	req.change = true
 	req.method, req.body, req.contentType, req.timeout = "PATCH", body, "application/json", c.timeouts.update
 	if operation == "detach" {
 		req.method = "DELETE"

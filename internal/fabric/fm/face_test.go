@@ -121,7 +121,10 @@ func (f *face) login(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if err := r.ParseForm(); err != nil {
-		f.t.Error(err)
+		if r.Context().Err() == nil { // a client that gave up sends no form
+			f.t.Error(err)
+		}
+		return
 	}
 	want := map[string]string{
 		"username": username, "password": password, "client_id": "cdi", "client_secret": secret,
