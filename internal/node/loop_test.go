@@ -524,3 +524,64 @@ func TestRun(t *testing.T) {
 	cancel()
 	<-ended
 }
+
+// TestOpenCallHoldsOthersUp: while the outcome of one unit's call is unknown, no other unit's call is sent.
+func TestOpenCallHoldsOthersUp(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		restart bool
+	}{{"same process", false}, {"next process", true}} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := newRig(2)
+			r.answers = []answer{tardy}
+			r.assign(unit0, "a")
+			l := r.loop(inline)
+			r.until(t, l, func() bool { return len(r.calls) == 1 })
+			b := r.assign(unit1, "b")
+			if tc.restart {
+				l = r.loop(inline)
+			}
+			r.until(t, l, func() bool { return r.clock.Now().After(start.Add(settings().Settle / 2)) })
+			if len(r.calls) != 1 {
+				t.Fatalf("calls = %v", r.calls)
+			}
+			r.late[0]()
+			r.settle(t, l)
+			if r.lease(unit0).FabricDevice != "d0" || r.lease(unit1).FabricDevice != "d1" || r.told[b] != 1 {
+				t.Errorf("leases = %+v", r.leases)
+			}
+			r.innocent(t)
+		})
+	}
+}
+
+// TestDetachWithoutAnAnswer: it is looked after, not repeated, until it has settled; by the next process too.
+func TestDetachWithoutAnAnswer(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		restart bool
+	}{{"same process", false}, {"next process", true}} {
+		t.Run(tc.name, func(t *testing.T) {
+			r, l := attachedUnit(t)
+			r.clear(unit0)
+			r.settle(t, l)
+			r.release(unit0)
+			r.answers = []answer{tardy, done}
+			r.until(t, l, func() bool { return len(r.calls) == 2 })
+			sent := r.clock.Now()
+			if tc.restart {
+				l = r.loop(inline)
+			}
+			r.until(t, l, func() bool { return len(r.calls) > 2 || r.clock.Now().After(sent.Add(settings().Settle/2)) })
+			if len(r.calls) != 2 {
+				t.Fatalf("%s after %v it was repeated", r.clock.Now().Sub(sent), r.calls)
+			}
+			r.late[0]()
+			r.settle(t, l)
+			if len(r.leases) != 0 || len(r.attached()) != 0 || len(r.calls) != 2 {
+				t.Errorf("leases %v, attached %v, calls %v", r.leases, r.attached(), r.calls)
+			}
+			r.innocent(t)
+		})
+	}
+}
