@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -500,29 +501,38 @@ func TestUnsentIntentLetsOthersGo(t *testing.T) {
 
 // TestRun: the loop looks when it is poked and when the policy wants it, and ends with its context.
 func TestRun(t *testing.T) {
-	r := newRig(1)
-	l := r.loop(nil)
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		l.Run(ctx)
-	}()
-	a := r.assign(unit0, "c")
-	l.Poke()
-	told := func() bool {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		return r.told[a] > 0
-	}
-	for !told() {
-		if r.clock.HasWaiters() {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(1)
+		r.slow = true
+		l := r.loop(nil)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			l.Run(ctx)
+		}()
+		synctest.Wait()
+		a := r.assign(unit0, "c")
+		l.Poke()
+		for range 20 {
+			synctest.Wait() // all that can be done without time is done
 			r.clock.Step(time.Second)
 		}
-		l.Status()
-	}
-	cancel()
-	<-ended
+		synctest.Wait()
+		if r.told[a] != 1 {
+			t.Errorf("after 20 s: %+v", l.Status())
+		}
+		cancel()
+		<-ended
+		n := len(r.story)
+		r.clear(unit0)
+		l.Poke()
+		r.clock.Step(time.Hour)
+		synctest.Wait()
+		if len(r.story) != n {
+			t.Errorf("after its end: %v", r.story[n:])
+		}
+	})
 }
 
 // TestOpenCallHoldsOthersUp: while the outcome of one unit's call is unknown, no other unit's call is sent.
