@@ -188,7 +188,7 @@ The cluster stays. Try:
   kubectl describe node n1
   kubectl exec -n cohdi-system ds/cohdi-agent -- cohdi-agent status --all
   kubectl logs -n cohdi-system -l app.kubernetes.io/name=cohdi-agent --prefix
-  cohdi-sim ctl state
+  cohdi-sim ctl status
   make cluster-down          # takes it down
 `, d.cluster.AdminConfig(), d.cluster.Bin, namespace)
 }
