@@ -176,8 +176,11 @@ func (o *Observation) failLate() Decision {
 		why = o.Last.Fault.Error()
 	}
 	d := o.fail("AttachTimeout", device.BlameUnit, "not attached within %s: %s", o.Settings.Deadline, why)
-	if o.MaySend || o.refused() {
+	switch {
+	case o.MaySend || o.refused():
 		return nothingComes(d)
+	case o.Last != nil:
+		d.Lease.AskedAt = o.Last.At // it settles from there; the next phase does not remember the call
 	}
 	return d
 }

@@ -158,6 +158,9 @@ func (w world) observeCall(o *Observation) {
 	}
 	if w.found {
 		o.FoundAt = ago(time.Second)
+		if w.settled {
+			o.FoundAt = ago(time.Hour)
+		}
 	}
 	if w.undrainJust {
 		o.Tried[Undrain] = Try{At: ago(time.Second)}
@@ -242,6 +245,7 @@ func (w world) ends(d Decision) []world {
 			return one(func(n *world) {
 				n.maySend, n.fresh, n.last, n.lastOld = false, false, last, false
 				n.attached, n.open1 = now, later
+				n.settled, n.listLate = false, false // it settles from now
 			})
 		}
 		return []world{
@@ -356,7 +360,7 @@ func events() []event {
 		// This process.
 		{"crash", func(w world) bool { return true }, func(w *world) {
 			*w = w.forgot()
-			w.found = w.is(device.Releasing)
+			w.found, w.settled = !w.is(device.Assigned), false
 			w.maySend, w.listHas, w.fresh, w.fault, w.listLate, w.knows, w.known, w.busBefore = false, false, false, false, false, false, false, false
 		}},
 		{"checkpoint known", func(w world) bool { return !w.known }, func(w *world) { w.known = true }},
@@ -452,6 +456,9 @@ func (w world) String() string {
 func (w world) plainly() world {
 	if w.dev {
 		w.asked, w.settled, w.listLate = false, false, false
+	}
+	if w.dev && !w.is(device.Releasing) || !w.asked && !w.dev {
+		w.found = false
 	}
 	if !w.is(device.Assigned) && !w.is(device.Attaching) {
 		w.late, w.busBefore = false, false

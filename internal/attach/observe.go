@@ -43,19 +43,14 @@ func (o *Observation) settled() bool {
 	return o.refused() || !o.Now.Before(o.settledAt()) && !o.ListAskedAt.Before(o.settledAt())
 }
 
-// justAsked: the intent was stored a moment ago. Settle counts from there, so an older one is not sent.
-func (o *Observation) justAsked() bool {
-	return o.Now.Before(o.past(o.Lease.AskedAt).Add(o.Settings.Look))
-}
-
-// settledAt counts from the end of the call where this process saw that, else from the stored intent of an
-// attach, or from when a release was found under way.
+// settledAt counts from the end of the call where this process saw that. A call of a former run was sent
+// before this process saw the lease.
 func (o *Observation) settledAt() time.Time {
 	from := o.past(o.Lease.AskedAt)
 	switch {
 	case o.Last != nil && o.Last.At.After(from):
 		from = o.Last.At
-	case o.Lease.Phase == device.Releasing && o.FoundAt.After(from):
+	case o.Last == nil && o.FoundAt.After(from):
 		from = o.FoundAt
 	}
 	return from.Add(o.Settings.Settle)

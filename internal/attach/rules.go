@@ -88,7 +88,7 @@ func attaching() []rule {
 		{"too late, list fails", func(o *Observation) bool { return o.late() && !o.Fresh && o.ListFault != nil }, (*Observation).failLate},
 		{"machine busy", asked(func(o *Observation) bool { return o.MachineBusy }), (*Observation).waitForMachine},
 		{"look again", func(o *Observation) bool { return !o.Fresh }, (*Observation).list},
-		{"stored, machine as it was", asked(func(o *Observation) bool { return o.MaySend && o.unchanged() && o.justAsked() }), func(o *Observation) Decision {
+		{"stored, machine as it was", asked(func(o *Observation) bool { return o.MaySend && o.unchanged() }), func(o *Observation) Decision {
 			return o.do(SendAttach, "the intent is stored")
 		}},
 		{"stored, not so any more", asked(func(o *Observation) bool { return o.MaySend }), (*Observation).storeIntent},

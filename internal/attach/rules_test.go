@@ -205,7 +205,7 @@ var table = map[device.Phase][]row{
 		{situation: "reply lost, listed, another unit's call is open", mods: with(here(ours), openFor(time.Minute)), rule: "one came", want: Store, check: became1},
 		{situation: "intent stored, list old", mods: with(maySend, stale), rule: "look again", want: ListFabric},
 		{situation: "intent stored, somebody attached another", mods: with(maySend, alsoHere("d9", model)), rule: "stored, not so any more", want: StoreIntent},
-		{situation: "intent stored long ago, while the list failed", mods: with(maySend, func(o *Observation) { o.Lease.AskedAt = ago(time.Minute) }), rule: "stored, not so any more", want: StoreIntent},
+		{situation: "intent stored long ago, while the list failed", mods: with(maySend, settled), rule: "stored, machine as it was", want: SendAttach},
 		{situation: "intent stored, claim gone", mods: with(maySend, nobody), rule: "stored and unwanted", want: Delete},
 		{situation: "intent stored, lease deleted", mods: with(maySend, deleting), rule: "stored and unwanted", want: Delete},
 		{situation: "intent stored, deadline passed", mods: with(maySend, late), rule: "stored, too late", want: Store, check: both(failed1("AttachTimeout", device.BlameUnit), unasked)},
@@ -235,6 +235,14 @@ var table = map[device.Phase][]row{
 		{situation: "nothing came", mods: with(settled), rule: "nothing came, ask again", want: StoreIntent},
 		{situation: "nothing came by the last list, which was asked too early", mods: with(settledSince(500 * time.Millisecond)), rule: "unknown, may still come", want: ListFabric},
 		{situation: "the call took long, and ended without an answer", mods: with(settled, answered(device.FaultUnknown, 10*time.Second), looked(time.Second)), rule: "unknown, may still come", want: Wait, wake: 4 * time.Second},
+		{situation: "asked long ago by a former run, found just now", mods: with(settled, foundBefore(10*time.Second)), rule: "unknown, may still come", want: Wait, wake: 4 * time.Second},
+		{situation: "asked and found long ago", mods: with(settled, foundBefore(time.Hour)), rule: "nothing came, ask again", want: StoreIntent},
+		{situation: "the call took long and ended too late without an answer", mods: with(settled, late, answered(device.FaultUnknown, 10*time.Second)), rule: "nothing came in time", want: Store, check: func(t *testing.T, d Decision) {
+			t.Helper()
+			if d.Lease.AskedAt != ago(10*time.Second) {
+				t.Errorf("asked at %s: it settles from the end of the call", d.Lease.AskedAt)
+			}
+		}},
 		{situation: "it may come for another second", mods: with(settledSince(-time.Second)), rule: "unknown, may still come", want: Wait, wake: time.Second},
 		{situation: "nothing came, too late", mods: with(settled, late), rule: "nothing came in time", want: Store, check: failed1("AttachTimeout", device.BlameUnit)},
 		{situation: "nothing came, claim gone", mods: with(settled, nobody), rule: "nothing came, unwanted", want: Delete},

@@ -12,9 +12,8 @@ import (
 type Settings struct {
 	// Deadline is how long an attach may take from the moment the lease was taken.
 	Deadline time.Duration
-	// Settle is how long a call with an unknown outcome may still take effect on the fabric: after it
-	// ended, or, where a restart lost that, after its intent was stored. Only then may it be repeated, so it
-	// is above what the manager takes for an attach at most.
+	// Settle is how long a call with an unknown outcome may still take effect on the fabric after it ended,
+	// or after the process that made it did. Only then may it be repeated.
 	Settle time.Duration
 	// Look is how often the fabric's list is read again while an outcome is unknown.
 	Look time.Duration

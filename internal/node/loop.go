@@ -289,6 +289,8 @@ func (l *Loop) openUntil(lease device.Lease, all []device.Lease) time.Time {
 				continue // it was refused
 			}
 			from = mem.last.At
+		} else if mem != nil && mem.foundAt.After(from) {
+			from = mem.foundAt
 		}
 		if at := from.Add(l.cfg.Settings.Settle); at.After(until) {
 			until = at
