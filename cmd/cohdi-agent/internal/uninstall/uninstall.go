@@ -78,7 +78,7 @@ func Run(ctx context.Context, o Options) error {
 			return err
 		}
 	}
-	u.say("Done. Now run: kubectl delete -f daemonset.yaml")
+	u.say("Done. Now run: kubectl delete --ignore-not-found -f daemonset.yaml")
 	return nil
 }
 

@@ -137,7 +137,7 @@ Waiting until device-0-a100-0 is given back by node n1 (Attached, held open by n
 No unit is out of the pool. Stopping the agents.
 Cleared 3 labels and 1 conditions of Node n1.
 Withdrew 1 ResourceSlices.
-Done. Now run: kubectl delete -f daemonset.yaml
+Done. Now run: kubectl delete --ignore-not-found -f daemonset.yaml
 `
 		if diff := cmp.Diff(want, out.String()); diff != "" {
 			t.Errorf("output (-want +got):\n%s", diff)
