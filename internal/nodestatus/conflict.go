@@ -129,6 +129,6 @@ func ConflictCondition(found []Advertiser) Condition {
 	return Condition{
 		Type: GPUConflict, Status: corev1.ConditionTrue, Reason: "OtherAdvertiser",
 		Message: "this node's GPUs are also advertised by " + strings.Join(who, ", ") +
-			"; no built-in GPU is published here: keep the other one off this node, or tolerate it in the configuration",
+			"; no GPU of the pool is offered here: keep the other one off this node, or set ifAdvertisedElsewhere: ignore",
 	}
 }
