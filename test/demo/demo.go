@@ -204,7 +204,8 @@ func (d *demo) runFirst(ctx context.Context) error {
 		return err
 	}
 	// The plain Pod takes any two GPUs: it could leave none of the product that the first asks for.
-	_, err := d.world.wait(ctx, 30*time.Second, quiet, func(w *world) error {
+	d.screen.start(time.Now())
+	_, err := d.world.wait(ctx, 30*time.Second, d.drawSince(first), func(w *world) error {
 		if w.steps[first][allocated].IsZero() {
 			return errors.Join(fmt.Errorf("wait for the scheduler to choose a GPU for Pod %s", first), w.podsRun(first))
 		}
@@ -216,7 +217,6 @@ func (d *demo) runFirst(ctx context.Context) error {
 	if err = d.apply(ctx, "plain.yaml"); err != nil {
 		return err
 	}
-	d.screen.start(time.Now())
 	now, err := d.world.wait(ctx, 90*time.Second, d.drawSince(first), func(w *world) error { return w.podsRun(first, second) })
 	if err != nil {
 		return err
