@@ -170,6 +170,14 @@ func (o *Observation) moved() *GPU {
 	return nil
 }
 
+// found is the GPU that goes back, at another address than the lease says or at none.
+func (o *Observation) found() *GPU {
+	if g := o.usable(o.identity()); g != nil && g.Address != o.Lease.PCI {
+		return g
+	}
+	return nil
+}
+
 // drained: the driver has let the GPU go, or does not have it. Some drivers cannot say so; that the last
 // drain went well counts then, until it is taken back or the device leaves the bus.
 func (o *Observation) drained() bool {

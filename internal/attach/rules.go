@@ -214,6 +214,11 @@ func releasing() []rule {
 	}
 	return []rule{
 		{"which one, look", func(o *Observation) bool { return o.Lease.UUID == "" && o.Lease.FabricDevice != "" && !o.Fresh }, (*Observation).list},
+		{"found", func(o *Observation) bool { return o.found() != nil }, func(o *Observation) Decision {
+			d := o.store("%s is at %s", o.identity(), o.found().Address) // a drained GPU is shown no more
+			d.Lease.UUID, d.Lease.PCI = o.identity(), o.found().Address
+			return d
+		}},
 		{"wanted again, drained", onBus(func(o *Observation) bool {
 			return again(o) && o.usable(o.identity()) != nil && drained(o) && o.due(Undrain)
 		}), func(o *Observation) Decision {

@@ -406,7 +406,7 @@ var table = map[device.Phase][]row{
 		{situation: "allocated after an unseen drain", mods: with(serves(onCall), tried(Drain, time.Second, nil)), rule: "wanted again, drained", want: Undrain},
 		{situation: "allocated after the drain, undraining does not help", mods: with(serves(onCall), draining, tried(Undrain, time.Second, errTry)), rule: "wanted again", want: Store, check: phase1(device.Attached)},
 		{situation: "allocated when what failed goes back", mods: with(serves(onCall), failedBefore), rule: "drain", want: Drain},
-		{situation: "allocated when what was never identified goes back", mods: with(serves(onCall), anonymous), rule: "drain", want: Drain},
+		{situation: "allocated when what was never identified goes back", mods: with(serves(onCall), anonymous), rule: "found", want: Store},
 		{situation: "allocated when off the bus", mods: with(serves(onCall), offBus), rule: "off the fabric", want: SendDetach},
 		{situation: "allocated when off the fabric", mods: with(serves(onCall), offBus, notHere), rule: "attach again", want: Store, check: func(t *testing.T, d Decision) {
 			t.Helper()
@@ -416,7 +416,13 @@ var table = map[device.Phase][]row{
 			}
 		}},
 		{situation: "its identity is not known yet", mods: with(anonymous, stale), rule: "which one, look", want: ListFabric},
-		{situation: "its identity comes from the list", mods: with(anonymous), rule: "drain", want: Drain},
+		{situation: "its identity comes from the list", mods: with(anonymous), rule: "found", want: Store, check: func(t *testing.T, d Decision) {
+			t.Helper()
+			if d.Lease.UUID != ours || d.Lease.PCI != slot || d.Lease.Phase != device.Releasing {
+				t.Errorf("lease = %+v", d.Lease)
+			}
+		}},
+		{situation: "at another address", mods: with(at(other)), rule: "found", want: Store},
 	},
 	device.Failed: {
 		{situation: "claim not taken back yet", mods: with(serves(onCall), over), rule: "not taken back yet", want: Wait},

@@ -192,7 +192,7 @@ func (c *chaos) faults(device.Unit) {
 // taken: a person takes a device that nobody has open.
 func (c *chaos) taken(u device.Unit) {
 	g := c.of(c.leases[u])
-	if g == nil || len(c.open[g.at]) > 0 || c.prepared[u] || len(c.q.queue) > 0 { // an action under way cannot know
+	if g == nil || len(c.open[g.at]) > 0 || c.prepared[u] || len(c.q.queue)+len(c.late) > 0 { // what is under way cannot know
 		return
 	}
 	c.did("taken %s of %s", g.id, u)
