@@ -45,7 +45,7 @@ const (
 func (m *membership) nodeConfig(at seat, f config.Fabric) node.Config {
 	models := m.managers[f.ID].models
 	return node.Config{
-		Node: m.a.o.node, NodeUID: at.nodeUID, Machine: at.machine, Fabric: f.ID,
+		Node: m.a.o.node, Machine: at.machine, Fabric: f.ID,
 		Settings: attach.Settings{
 			Deadline: m.cfg.Timings.AttachDeadline, Settle: f.Settle, Look: look, Appear: appear, Retry: retry,
 			Busy: busy, Hold: hold, RetryAfter: m.cfg.Timings.RetryAfter,
@@ -147,7 +147,7 @@ func (t *term) lead(ctx context.Context) error {
 		Fabric: t.fabric.ID, Models: t.models,
 		Settings: pool.Settings{
 			CoolDown: t.m.cfg.Timings.CoolDown, ReadySettle: t.m.cfg.Timings.ReadySettle,
-			AgentAway: t.m.cfg.Timings.AgentAway, AttachDeadline: t.m.cfg.Timings.AttachDeadline,
+			AgentAway: t.m.cfg.Timings.AgentAway,
 		},
 		CountEvery: t.m.cfg.Timings.LeaderList, CountPause: countPause, Debounce: debounce, Retry: retry,
 		CallDeadline: callDeadline, WriteDeadline: writeDeadline,

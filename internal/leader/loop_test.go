@@ -65,7 +65,7 @@ func newRig() *rig {
 func (r *rig) loop() *Loop {
 	return New(Config{
 		Fabric: "0", Models: func() []pool.Model { return []pool.Model{{Name: "a100"}} },
-		Settings:   pool.Settings{CoolDown: 10 * time.Minute, ReadySettle: 10 * time.Second, AgentAway: 2 * time.Minute, AttachDeadline: 4 * time.Minute},
+		Settings:   pool.Settings{CoolDown: 10 * time.Minute, ReadySettle: 10 * time.Second, AgentAway: 2 * time.Minute},
 		CountEvery: 30 * time.Second, CountPause: time.Second, Debounce: 20 * time.Millisecond, Retry: time.Second,
 		CallDeadline: time.Minute, WriteDeadline: 10 * time.Second,
 		Leases: r, Claims: r, Nodes: nodes{r}, Publisher: r, Manager: r, Election: r, Observer: r, Clock: r.clock,

@@ -20,14 +20,13 @@ import (
 // Config is what a Loop is made of; every field but Spawn is required.
 type Config struct {
 	Node    string
-	NodeUID string
 	Machine device.Machine
 	Fabric  device.FabricID
 
 	Settings attach.Settings
 	// FreshFor is how long a list of the fabric counts as what is there now.
 	FreshFor time.Duration
-	// Resync is the slow look in case an event was lost; it is spread by a tenth.
+	// Resync is the slow look in case an event was lost. It asks nobody but this host, so nodes need not spread it.
 	Resync time.Duration
 	// Deadlines of one action each.
 	CallDeadline, LocalDeadline time.Duration

@@ -117,7 +117,7 @@ func newRig(gpus int) *rig {
 func (r *rig) loop(spawn func(func())) *Loop {
 	r.dead, r.dieAt, r.ops = false, 0, 0
 	return New(Config{
-		Node: thisNode, NodeUID: "uid-n1", Machine: thisMachine, Fabric: "0", Settings: settings(),
+		Node: thisNode, Machine: thisMachine, Fabric: "0", Settings: settings(),
 		FreshFor: 5 * time.Second, Resync: 10 * time.Minute, CallDeadline: time.Minute, LocalDeadline: 10 * time.Second,
 		Leases: r, Manager: r, Host: r, Claims: r, Prepared: r, Observer: r,
 		Model: func(m device.Model) string { return map[device.Model]string{"a100": fabricModel}[m] },

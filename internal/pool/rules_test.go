@@ -22,7 +22,7 @@ type mod func(*World)
 func calm() World {
 	w := World{
 		Now: now, Fabric: "0",
-		Settings: Settings{CoolDown: 10 * time.Minute, ReadySettle: 10 * time.Second, AgentAway: 2 * time.Minute, AttachDeadline: 4 * time.Minute},
+		Settings: Settings{CoolDown: 10 * time.Minute, ReadySettle: 10 * time.Second, AgentAway: 2 * time.Minute},
 		Models: []Model{
 			{Name: "a100", Attributes: map[string]string{"productName": "NVIDIA A100", "memory": "80Gi"}},
 			{Name: "h100", Attributes: map[string]string{"productName": "NVIDIA H100"}},

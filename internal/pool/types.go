@@ -34,8 +34,6 @@ type Settings struct {
 	ReadySettle time.Duration
 	// AgentAway is how long an agent may be away, as in a rolling update, before its node is withdrawn.
 	AgentAway time.Duration
-	// AttachDeadline is the holder's; the leader speaks for a holder that let it pass and a while more.
-	AttachDeadline time.Duration
 }
 
 // Demand is one device that a claim was allocated from the fabric's pool (admin access aside).
