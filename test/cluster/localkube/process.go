@@ -59,9 +59,10 @@ func (l Layout) start(p process) error {
 		return fmt.Errorf("start %s: %w", p.name, err)
 	}
 	pid := cmd.Process.Pid
+	// Looked up before it is reaped: until then even one that has ended is there.
+	started, err := startTime(pid)
 	// Reap it while we live, so that a dead one is seen as dead; the outcome shows in pid file and log.
 	go func() { _ = cmd.Wait() }() //nolint:errcheck // see above
-	started, err := startTime(pid)
 	if err != nil {
 		return fmt.Errorf("start %s: it ended at once, see %s: %w", p.name, l.Log(p.name), err)
 	}
