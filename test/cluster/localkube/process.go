@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -60,7 +59,7 @@ func (l Layout) start(p process) error {
 	}
 	pid := cmd.Process.Pid
 	// Looked up before it is reaped: until then even one that has ended is there.
-	started, err := startTime(pid)
+	started, _, err := startTime(pid)
 	// Reap it while we live, so that a dead one is seen as dead; the outcome shows in pid file and log.
 	go func() { _ = cmd.Wait() }() //nolint:errcheck // see above
 	if err != nil {
@@ -84,8 +83,8 @@ func (l Layout) running(name string) (int, bool) {
 	if !ok || err != nil {
 		return 0, false
 	}
-	got, err := startTime(pid)
-	return pid, err == nil && got == want
+	got, ended, err := startTime(pid)
+	return pid, err == nil && !ended && got == want
 }
 
 // stop ends the named process: SIGTERM, and SIGKILL once it has had its grace.
@@ -140,23 +139,20 @@ func (l Layout) ended(name string) error {
 	return fmt.Errorf("%s has ended; the end of %s:\n%s", name, l.Log(name), tail(l.Log(name), 15))
 }
 
-// startTime tells two processes with one pid apart. A zombie counts as gone.
-func startTime(pid int) (string, error) {
+// startTime tells two processes with one pid apart; ended is set for one that nobody has reaped yet.
+func startTime(pid int) (started string, ended bool, err error) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
-		return "", err
+		return "", false, err
 	}
 	// The command name may hold blanks and parentheses: count fields after the last ")".
 	_, rest, ok := cutLast(string(data), ") ")
 	fields := strings.Fields(rest)
 	const state, start = 0, 19
 	if !ok || len(fields) <= start {
-		return "", fmt.Errorf("parse /proc/%d/stat: unexpected form", pid)
+		return "", false, fmt.Errorf("parse /proc/%d/stat: unexpected form", pid)
 	}
-	if fields[state] == "Z" || fields[state] == "X" {
-		return "", fs.ErrNotExist
-	}
-	return fields[start], nil
+	return fields[start], fields[state] == "Z" || fields[state] == "X", nil
 }
 
 func cutLast(s, sep string) (before, after string, ok bool) {
