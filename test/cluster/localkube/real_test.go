@@ -5,6 +5,7 @@ package localkube
 import (
 	"context"
 	"errors"
+	"fmt"
 	"flag"
 	"os"
 	"os/exec"
@@ -153,8 +154,15 @@ func TestRealCluster(t *testing.T) {
 		if err := c.Reboot(t.Context(), Nodes()[0]); err != nil {
 			t.Fatal(err)
 		}
-		if after := bootID(); after == before {
-			t.Errorf("boot id is still %s", after)
+		// The node is Ready by what it said before it went; the kubelet tells of the new boot when it reports next.
+		err := waitFor(t.Context(), time.Minute, func(context.Context) error {
+			if after := bootID(); after == before {
+				return fmt.Errorf("boot id is still %s", after)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
 		}
 		c.kubectl(t, "wait", "--for=jsonpath={.status.containerStatuses[0].restartCount}=1", "pod/n1", "--timeout=60s")
 		c.kubectl(t, "wait", "--for=condition=Ready", "pod/n1", "--timeout=60s")
