@@ -65,9 +65,22 @@ func (h *host) addresses(ctx context.Context) []device.PCIAddress {
 	return at
 }
 
-// Rescan looks at the whole bus: which port a fabric uses for the next device is not known before.
-func (h *host) Rescan(ctx context.Context) error {
-	_, err := h.pci.Rescan(ctx, hotplug.Hint{})
+// Rescan looks where the device was, and at the empty hot-plug slots; everywhere if there are none, since
+// then it can come anywhere.
+func (h *host) Rescan(ctx context.Context, was device.PCIAddress) error {
+	hints, err := h.pci.EmptySlots(ctx)
+	if err != nil {
+		return err
+	}
+	if !was.IsZero() {
+		hints = append(hints, hotplug.Hint{Address: was})
+	}
+	_, err = h.pci.Rescan(ctx, hints...)
+	return err
+}
+
+func (h *host) RescanAll(ctx context.Context) error {
+	_, err := h.pci.Rescan(ctx)
 	return err
 }
 

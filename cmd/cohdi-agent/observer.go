@@ -56,7 +56,7 @@ func reasonOf(k attach.Kind) string {
 		return "Fabric"
 	case attach.Tell:
 		return "ClaimStatus"
-	case attach.Remove, attach.Rescan, attach.Bind:
+	case attach.Remove, attach.Rescan, attach.RescanAll, attach.Bind:
 		return "BusRemove"
 	case attach.Store, attach.StoreIntent, attach.Delete:
 		return "Lease"
@@ -119,6 +119,9 @@ func (o *observer) Told(_ context.Context, l device.Lease) {
 func (o *observer) Acted(_ context.Context, l device.Lease, k attach.Kind, took time.Duration, err error) {
 	o.stages.acted(l, k, took, o.clock.Now(), err)
 	switch {
+	case err == nil && (k == attach.Rescan || k == attach.RescanAll):
+		o.log.Info("The kernel was asked to look for a device that did not appear by itself", "unit", l.Unit, "device", l.FabricDevice,
+			"everywhere", k == attach.RescanAll, "took", took)
 	case err == nil:
 		o.log.V(2).Info("Done", "unit", l.Unit, "action", k, "took", took)
 	case errors.Is(err, lease.ErrConflict), errors.Is(err, context.Canceled):

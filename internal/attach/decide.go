@@ -117,6 +117,14 @@ func (o *Observation) storeAttached() Decision {
 	return d
 }
 
+// rescan looks where the device can have come, and everywhere if that brought nothing.
+func (o *Observation) rescan(format string, args ...any) Decision {
+	if o.Tried[Rescan].At.IsZero() {
+		return o.do(Rescan, format, args...)
+	}
+	return o.do(RescanAll, format, args...)
+}
+
 func (o *Observation) bind() Decision {
 	f := o.unbound()
 	d := o.do(Bind, "%s has no driver", f.Address)

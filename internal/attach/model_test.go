@@ -72,7 +72,7 @@ type world struct {
 	maySend, listHas, fresh, fault, listLate, knows bool
 	busBefore, found                                bool
 	last                                            int8
-	lastOld, drainOK, undrainJust                   bool
+	lastOld, drainOK, undrainJust, rescanned        bool
 	scan                                            int8
 	scanAfterDrain, known                           bool
 }
@@ -153,6 +153,9 @@ func (w world) observeCall(o *Observation) {
 			o.Last.Fault = &device.Fault{Class: c}
 		}
 	}
+	if w.rescanned {
+		o.Tried[Rescan] = Try{At: ago(time.Minute)}
+	}
 	if w.drainOK {
 		o.Tried[Drain] = Try{At: ago(20 * time.Second)}
 	}
@@ -220,7 +223,8 @@ func (w world) stored(l device.Lease, intent bool) world {
 
 // forgot is the process after it has emptied what it remembers of the unit alone.
 func (w world) forgot() world {
-	w.last, w.lastOld, w.drainOK, w.undrainJust, w.scan, w.scanAfterDrain = noCall, false, false, false, notLooked, false
+	w.last, w.lastOld, w.drainOK, w.undrainJust, w.rescanned = noCall, false, false, false, false
+	w.scan, w.scanAfterDrain = notLooked, false
 	return w
 }
 
@@ -279,12 +283,12 @@ func (w world) endsOnHost(k Kind) []world {
 	one := func(f func(*world)) world { n := w; f(&n); return n }
 	same := w
 	switch k { //nolint:exhaustive // the others do not happen on the host
-	case Rescan:
+	case Rescan, RescanAll:
 		return []world{one(func(n *world) {
 			if n.attached && n.bus == absent {
 				n.bus, n.off = present, false
 			}
-		}), same}
+		}), one(func(n *world) { n.rescanned = true })}
 	case Bind:
 		return []world{one(func(n *world) { n.bus = max(n.bus, int8(driven)) }), same}
 	case Discover:

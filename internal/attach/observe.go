@@ -232,14 +232,14 @@ func (o *Observation) newcomer() *Function {
 func (o *Observation) nothingNew() bool { return o.unbound() == nil && o.unlisted() == nil }
 
 // mayRescan: it is time to, and no other unit's device that is on its way out would come back by it.
-func (o *Observation) mayRescan() bool { return o.due(Rescan) && !o.Leaving }
+func (o *Observation) mayRescan() bool { return o.due(Rescan) && o.due(RescanAll) && !o.Leaving }
 
 // due: the action was not tried lately. The kernel gets a while to show and bind a device by itself
 // before it is asked to.
 func (o *Observation) due(k Kind) bool {
 	last, pause := o.Tried[k].At, o.Settings.Retry
 	switch k {
-	case Rescan, Bind:
+	case Rescan, RescanAll, Bind:
 		pause = o.Settings.Appear
 		if last.IsZero() {
 			last = o.past(o.Lease.ChangedAt)

@@ -129,7 +129,7 @@ func attaching() []rule {
 			return o.do(Discover, "%s is on the bus, NVML does not show it yet", o.unlisted().Address)
 		}},
 		{"not on the bus", func(o *Observation) bool { return o.nothingNew() && o.mayRescan() }, func(o *Observation) Decision {
-			return o.do(Rescan, "%s is attached but did not appear on the bus by itself", o.Lease.FabricDevice)
+			return o.rescan("%s is attached but did not appear on the bus by itself", o.Lease.FabricDevice)
 		}},
 		{"coming", always, func(o *Observation) Decision {
 			return o.waitUntil(o.nextLook(), "%s: %s", o.Lease.FabricDevice, o.unseen())
@@ -159,7 +159,7 @@ func attached() []rule {
 			return o.do(Discover, "NVML does not show %s", o.Lease.UUID)
 		}},
 		{"off the bus", unseen(func(o *Observation) bool { return o.nothingNew() && o.mayRescan() }), func(o *Observation) Decision {
-			return o.do(Rescan, "%s is attached but not on the bus", o.Lease.FabricDevice)
+			return o.rescan("%s is attached but not on the bus", o.Lease.FabricDevice)
 		}},
 		{"unusable", unseen(always), func(o *Observation) Decision {
 			return o.waitUntil(o.nextLook(), "%s cannot be used: %s", o.Lease.UUID, o.unseen())

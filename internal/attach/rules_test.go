@@ -277,6 +277,8 @@ var table = map[device.Phase][]row{
 		{situation: "just attached, nothing on the bus", mods: with(became, here(ours)), rule: "coming", want: Wait, wake: 2 * time.Second},
 		{situation: "nothing on the bus for a while", mods: with(became, here(ours), longAgo), rule: "not on the bus", want: Rescan},
 		{situation: "nothing on the bus, another unit leaves", mods: with(became, here(ours), longAgo, leaving), rule: "coming", want: Wait, wake: 2 * time.Second},
+		{situation: "nothing at the slots by a rescan", mods: with(became, here(ours), longAgo, tried(Rescan, time.Minute, nil)), rule: "not on the bus", want: RescanAll},
+		{situation: "rescanned everywhere just now", mods: with(became, here(ours), longAgo, tried(Rescan, time.Minute, nil), tried(RescanAll, time.Second, nil)), rule: "coming", want: Wait, wake: 2 * time.Second},
 		{situation: "rescanned just now", mods: with(became, here(ours), longAgo, tried(Rescan, time.Second, nil)), rule: "coming", want: Wait, wake: 2 * time.Second},
 		{situation: "no driver for a while", mods: with(became, here(ours), unbound, longAgo), rule: "no driver", want: Bind, check: func(t *testing.T, d Decision) {
 			t.Helper()
@@ -358,7 +360,13 @@ var table = map[device.Phase][]row{
 		{situation: "NVML does not answer", mods: with(serves(ready), silent), rule: "not in NVML", want: Discover},
 		{situation: "NVML does not answer, asked just now", mods: with(serves(ready), silent, tried(Discover, time.Second, errTry)), rule: "unusable", want: Wait, wake: 2 * time.Second},
 		{situation: "driver gone", mods: with(serves(ready), unbound, unseen, longAgo), rule: "no driver", want: Bind},
-		{situation: "off the bus, on the fabric", mods: with(serves(ready), offBus, longAgo), rule: "off the bus", want: Rescan},
+		{situation: "off the bus, on the fabric", mods: with(serves(ready), offBus, longAgo), rule: "off the bus", want: Rescan, check: func(t *testing.T, d Decision) {
+			t.Helper()
+			if d.Lease.PCI != slot {
+				t.Errorf("rescan at %s, want where it was, %s", d.Lease.PCI, slot)
+			}
+		}},
+		{situation: "off the bus, rescan where it was brought nothing", mods: with(serves(ready), offBus, longAgo, tried(Rescan, time.Minute, nil)), rule: "off the bus", want: RescanAll},
 		{situation: "off the bus, another unit leaves", mods: with(serves(ready), offBus, longAgo, leaving), rule: "unusable", want: Wait, wake: 2 * time.Second},
 	},
 	device.Releasing: {

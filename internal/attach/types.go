@@ -145,9 +145,12 @@ const (
 	// Delete forgets the lease: the unit is back in the pool.
 	Delete Kind = "Delete"
 
-	// Rescan asks the kernel to look for devices; Bind asks it to bind the driver to Decision.Lease.PCI.
-	Rescan Kind = "Rescan"
-	Bind   Kind = "Bind"
+	// Rescan asks the kernel to look for the device where it can have come: where it was (Decision.Lease.PCI), if
+	// it was anywhere, and at the empty hot-plug slots. RescanAll asks it to look everywhere.
+	Rescan    Kind = "Rescan"
+	RescanAll Kind = "RescanAll"
+	// Bind asks the kernel to bind the driver to Decision.Lease.PCI.
+	Bind Kind = "Bind"
 	// Discover makes NVML see what has come or gone.
 	Discover Kind = "Discover"
 	// FindHolders looks for processes that have the device open.
@@ -164,7 +167,7 @@ const (
 // Kinds returns every action, for metrics that exist from the start and for tests.
 func Kinds() []Kind {
 	return []Kind{
-		Wait, ListFabric, SendAttach, SendDetach, Store, StoreIntent, Delete, Rescan, Bind, Discover,
+		Wait, ListFabric, SendAttach, SendDetach, Store, StoreIntent, Delete, Rescan, RescanAll, Bind, Discover,
 		FindHolders, Drain, Undrain, Remove, Tell,
 	}
 }

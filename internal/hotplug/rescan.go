@@ -6,13 +6,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/cohdi/cohdi-agent/internal/device"
 )
 
-// Hint says where a function is expected. The zero value means "anywhere".
+// Hint says where a function is expected.
 type Hint struct {
 	// Port is the bridge above it.
 	Port device.PCIAddress
@@ -20,30 +23,71 @@ type Hint struct {
 	Address device.PCIAddress
 }
 
-// Rescan lets the kernel look for functions that it did not notice, as narrowly as the hint allows: the
-// bus below the port, the port, the bus of the address, all buses. It returns the file it wrote. The
-// kernel has finished looking when it returns nil; whether anything came is for Snapshot to say.
-//
-// It waits at most the write timeout. A rescan that hangs goes on in the kernel, and BusyError says so.
-func (p *PCI) Rescan(ctx context.Context, hint Hint) (string, error) {
-	file, err := p.rescanFile(hint)
+// EmptySlots are the hot-plug slots that no function is in: where a device can come.
+func (p *PCI) EmptySlots(ctx context.Context) ([]Hint, error) {
+	slots, err := p.slots()
 	if err != nil {
-		return "", err
+		return nil, err
 	}
+	entries, err := os.ReadDir(p.bus("devices"))
+	if err != nil {
+		return nil, fmt.Errorf("list PCI devices: %w", err)
+	}
+	for _, e := range entries {
+		place, _, _ := strings.Cut(e.Name(), ".")
+		delete(slots, place)
+	}
+	hints := make([]Hint, 0, len(slots))
+	for _, place := range slices.Sorted(maps.Keys(slots)) {
+		if a, err := device.ParsePCIAddress(place + ".0"); err == nil { // a slot that holds no address is not one to fill
+			hints = append(hints, Hint{Address: a})
+		}
+	}
+	return hints, ctx.Err()
+}
+
+// Rescan lets the kernel look for functions that it did not notice, as narrowly as each hint allows: the
+// bus below the port, the port, the bus of the address, all buses; all buses without a hint. It returns
+// the files it wrote, each once. The kernel has finished looking when it returns nil; whether anything
+// came is for Snapshot to say.
+//
+// It waits at most the write timeout for each. A rescan that hangs goes on in the kernel, and BusyError says so.
+func (p *PCI) Rescan(ctx context.Context, hints ...Hint) ([]string, error) {
+	if len(hints) == 0 {
+		hints = []Hint{{}}
+	}
+	var written []string
+	for _, hint := range hints {
+		file, err := p.rescanFile(hint)
+		if err != nil {
+			return written, err
+		}
+		if slices.Contains(written, file) {
+			continue
+		}
+		written = append(written, file)
+		if err := p.rescan(ctx, file); err != nil {
+			return written, err
+		}
+	}
+	return written, nil
+}
+
+func (p *PCI) rescan(ctx context.Context, file string) error {
 	ctx, cancel := p.deadline(ctx)
 	defer cancel()
 	for {
 		job, started := p.writes.start(file, "1", p.clock.Now())
 		select {
 		case <-ctx.Done():
-			return file, &BusyError{Operation: "rescan", File: file, Since: job.begun, Cause: context.Cause(ctx)}
+			return &BusyError{Operation: "rescan", File: file, Since: job.begun, Cause: context.Cause(ctx)}
 		case <-job.done:
 		}
 		if job.err != nil {
-			return file, fmt.Errorf("rescan PCI by %s: %w", file, job.err)
+			return fmt.Errorf("rescan PCI by %s: %w", file, job.err)
 		}
 		if started {
-			return file, nil
+			return nil
 		}
 		// Another caller's rescan may have passed the place before the device came: ask once more.
 	}

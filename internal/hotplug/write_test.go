@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 )
 
@@ -67,18 +68,19 @@ func TestRescan(t *testing.T) {
 	tests := []struct {
 		name    string
 		without []string
-		hint    Hint
+		hint    []Hint
 		want    string
 	}{
 		{name: "anywhere", want: all},
-		{name: "below the port", hint: Hint{Port: address(t, "0000:3a:00.0")}, want: portBus},
+		{name: "below the port", hint: []Hint{{Port: address(t, "0000:3a:00.0")}}, want: portBus},
 		{
 			name: "port without a bus of its own", without: []string{"sys/devices/pci0000:3a/0000:3a:00.0/pci_bus"},
-			hint: Hint{Port: address(t, "0000:3a:00.0")}, want: port,
+			hint: []Hint{{Port: address(t, "0000:3a:00.0")}}, want: port,
 		},
-		{name: "bus of the address", hint: Hint{Address: address(t, "0000:3b:00.0")}, want: portBus},
-		{name: "bus that is not there", hint: Hint{Address: address(t, "0000:99:00.0")}, want: all},
-		{name: "port that is not there", hint: Hint{Port: address(t, "0000:98:00.0")}, want: all},
+		{name: "bus of the address", hint: []Hint{{Address: address(t, "0000:3b:00.0")}}, want: portBus},
+		{name: "the same bus twice", hint: []Hint{{Address: address(t, "0000:3b:00.0")}, {Address: address(t, "0000:3b:01.0")}}, want: portBus},
+		{name: "bus that is not there", hint: []Hint{{Address: address(t, "0000:99:00.0")}}, want: all},
+		{name: "port that is not there", hint: []Hint{{Port: address(t, "0000:98:00.0")}}, want: all},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -87,9 +89,12 @@ func TestRescan(t *testing.T) {
 			for _, p := range tt.without {
 				tr.remove(p)
 			}
-			file, err := New(tr.root, Options{}).Rescan(t.Context(), tt.hint)
+			files, err := New(tr.root, Options{}).Rescan(t.Context(), tt.hint...)
 			if err != nil {
 				t.Fatal(err)
+			}
+			if len(files) != 1 {
+				t.Errorf("wrote %s, want one file", files)
 			}
 			for _, p := range []string{portBus, port, all} {
 				want := ""
@@ -97,23 +102,39 @@ func TestRescan(t *testing.T) {
 					want = "1"
 				}
 				if _, err := os.Stat(tr.path(p)); err == nil && tr.read(p) != want {
-					t.Errorf("%s = %q, want %q (file %s)", p, tr.read(p), want, file)
+					t.Errorf("%s = %q, want %q (files %s)", p, tr.read(p), want, files)
 				}
 			}
 		})
 	}
 }
 
+func TestEmptySlots(t *testing.T) {
+	tr := newTree(t)
+	slot := func(name, place string) { tr.write("sys/bus/pci/slots/"+name+"/address", place+"\n") }
+	slot("1", "0000:3d:00")
+	slot("2", "0000:3e:00")
+	slot("none", "")
+	tr.function("pci0000:3a", "0000:3e:00.0", nil)
+	got, err := New(tr.root, Options{}).EmptySlots(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]Hint{{Address: address(t, "0000:3d:00.0")}}, got); diff != "" {
+		t.Errorf("empty slots (-want +got):\n%s", diff)
+	}
+}
+
 func TestRescan_errors(t *testing.T) {
 	t.Run("no bus", func(t *testing.T) {
-		_, err := New(t.TempDir(), Options{}).Rescan(t.Context(), Hint{})
+		_, err := New(t.TempDir(), Options{}).Rescan(t.Context())
 		checkError(t, err, "is sysfs mounted there?")
 	})
 	t.Run("hangs in the kernel", func(t *testing.T) {
 		tr := newTree(t)
 		tr.fifo("sys/bus/pci/rescan")
 		p := New(tr.root, Options{WriteTimeout: short})
-		_, err := p.Rescan(t.Context(), Hint{})
+		_, err := p.Rescan(t.Context())
 		if busy, ok := errors.AsType[*BusyError](err); !ok || busy.Operation != "rescan" || !errors.Is(err, errTimeout) {
 			t.Errorf("error = %v, want BusyError of rescan by timeout", err)
 		}
@@ -121,7 +142,7 @@ func TestRescan_errors(t *testing.T) {
 		p.timeout = defaultWriteTimeout
 		ended := make(chan error, 1)
 		go func() {
-			_, err := p.Rescan(t.Context(), Hint{})
+			_, err := p.Rescan(t.Context())
 			ended <- err
 		}()
 		tr.release("sys/bus/pci/rescan")
@@ -134,7 +155,7 @@ func TestRescan_errors(t *testing.T) {
 		tr.fifo("sys/bus/pci/rescan")
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if _, err := New(tr.root, Options{}).Rescan(ctx, Hint{}); !errors.Is(err, context.Canceled) {
+		if _, err := New(tr.root, Options{}).Rescan(ctx); !errors.Is(err, context.Canceled) {
 			t.Errorf("error = %v, want Canceled", err)
 		}
 	})

@@ -90,7 +90,9 @@ func (l *Loop) act(ctx context.Context, lease device.Lease, d attach.Decision) e
 func (l *Loop) onHost(ctx context.Context, k attach.Kind, a device.PCIAddress) error {
 	switch k {
 	case attach.Rescan:
-		return l.cfg.Host.Rescan(ctx)
+		return l.cfg.Host.Rescan(ctx, a)
+	case attach.RescanAll:
+		return l.cfg.Host.RescanAll(ctx)
 	case attach.Bind:
 		return l.cfg.Host.Bind(ctx, a)
 	case attach.Discover:

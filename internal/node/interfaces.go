@@ -40,7 +40,10 @@ type Sight struct {
 // Host is this machine's kernel, driver and processes. Every call ends when ctx does.
 type Host interface {
 	Observe(ctx context.Context) (Sight, error)
-	Rescan(ctx context.Context) error
+	// Rescan makes the kernel look where a device can have come: at the address, if it is not zero, and at
+	// the empty hot-plug slots. RescanAll makes it look everywhere.
+	Rescan(ctx context.Context, was device.PCIAddress) error
+	RescanAll(ctx context.Context) error
 	Bind(ctx context.Context, a device.PCIAddress) error
 	Discover(ctx context.Context) error
 	Drain(ctx context.Context, a device.PCIAddress) error

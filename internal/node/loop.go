@@ -264,7 +264,7 @@ func (l *Loop) busyBut(u device.Unit) bool {
 		switch mem.running {
 		case attach.StoreIntent, attach.SendAttach, attach.SendDetach:
 			return true
-		case attach.Rescan: // it would bring back what is about to be detached
+		case attach.Rescan, attach.RescanAll: // it would bring back what is about to be detached
 			return true
 		default:
 		}

@@ -325,7 +325,9 @@ func (r *rig) host(f func()) error {
 	return r.op(func() error { f(); return nil })
 }
 
-func (r *rig) Rescan(context.Context) error {
+func (r *rig) RescanAll(ctx context.Context) error { return r.Rescan(ctx, device.PCIAddress{}) }
+
+func (r *rig) Rescan(context.Context, device.PCIAddress) error {
 	return r.host(func() {
 		for _, g := range r.chassis {
 			if g.attached && !g.onBus {
