@@ -57,7 +57,7 @@ func reasonOf(k attach.Kind) string {
 	case attach.Tell:
 		return "ClaimStatus"
 	case attach.Remove, attach.Rescan, attach.RescanAll, attach.Bind:
-		return "BusRemove"
+		return "Bus"
 	case attach.Store, attach.StoreIntent, attach.Delete:
 		return "Lease"
 	case attach.Wait, attach.Discover, attach.FindHolders, attach.Drain, attach.Undrain:

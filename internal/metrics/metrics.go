@@ -69,7 +69,7 @@ const Other = "Other"
 // have to look at.
 func Reasons() []string {
 	return []string{
-		"AttachFailed", "AttachRefused", "BusRemove", "CDISpec", "Checkpoint", "ClaimStatus", "Config", "DriverHung",
+		"AttachFailed", "AttachRefused", "Bus", "CDISpec", "Checkpoint", "ClaimStatus", "Config", "DriverHung",
 		"Election", "Fabric", "GPULost", "Lease", "NodeStatus", "Prepare", "Publish", "Unprepare", Other,
 	}
 }
