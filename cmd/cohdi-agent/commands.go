@@ -62,7 +62,7 @@ func uninstallCommand() *cobra.Command {
 	var timeout time.Duration
 	cmd := &cobra.Command{
 		Use: "uninstall", Short: "Give every idle GPU back to its pool and take the agents off; refuses while a GPU is in use", Args: noArgs,
-		Long: "Run it with an administrator's kubeconfig before `kubectl delete --ignore-not-found -f daemonset.yaml`. It may be run again after an error.",
+		Long: "Run it with an administrator's kubeconfig before `kubectl delete --ignore-not-found -f deploy/daemonset.yaml`. It may be run again after an error.",
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithTimeout(c.Context(), timeout)
 			defer cancel()

@@ -34,6 +34,8 @@ const (
 	// LabelElection on an election Lease names the fabric that it leads. Admission policies select by it.
 	LabelElection = Driver + "/election"
 
+	// AnnotationUninstalled on the namespace of the leases is "true" when it may be deleted.
+	AnnotationUninstalled = Driver + "/uninstalled"
 	// AnnotationMachine on a Node names its machine where the provider id does not.
 	AnnotationMachine = Driver + "/machine"
 

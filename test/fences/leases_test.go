@@ -9,6 +9,7 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/cohdi/cohdi-agent/internal/device"
@@ -94,6 +95,33 @@ func (c cluster) elect(t *testing.T) {
 			t.Fatalf("%s takes the election of %s: %v", a.node, f, err)
 		}
 	}
+}
+
+// Nobody deletes the namespace of the leases, an administrator least of all by mistake, until uninstall has
+// marked it.
+func TestLeaseNamespace(t *testing.T) {
+	c := connect(t)
+	gone := func(ctx context.Context, client kubernetes.Interface) error {
+		return client.CoreV1().Namespaces().Delete(ctx, device.LeaseNamespace, metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}})
+	}
+	mark := func(is string) func(context.Context, kubernetes.Interface) error {
+		return func(ctx context.Context, client kubernetes.Interface) error {
+			patch := []byte(`{"metadata": {"annotations": {"` + device.AnnotationUninstalled + `": "` + is + `"}}}`)
+			_, err := client.CoreV1().Namespaces().Patch(ctx, device.LeaseNamespace, types.MergePatchType, patch, metav1.PatchOptions{})
+			return err
+		}
+	}
+	t.Cleanup(func() {
+		if err := mark("false")(context.Background(), c.admin); err != nil {
+			t.Error(err)
+		}
+	})
+	admin := agent{client: c.admin}
+	try(t, []write{
+		{"nobody deletes it while GPUs may be attached", admin, gone, "run `cohdi-agent uninstall` first"},
+		{"uninstall marks it", admin, mark("true"), ""},
+		{"then it may be deleted", admin, gone, ""},
+	})
 }
 
 func TestElections(t *testing.T) {

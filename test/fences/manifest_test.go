@@ -37,6 +37,9 @@ func policies(t *testing.T) ([]admissionv1.ValidatingAdmissionPolicy, []admissio
 	return all, bindings
 }
 
+// guard is the one policy that speaks to everybody: it keeps the namespace of the leases.
+const guard = "cohdi-agent-lease-namespace"
+
 // Each policy fails closed, speaks of agents only, answers Forbidden with words, and is bound.
 func TestManifestPolicies(t *testing.T) {
 	all, bindings := policies(t)
@@ -48,7 +51,11 @@ func TestManifestPolicies(t *testing.T) {
 		if p.Spec.FailurePolicy == nil || *p.Spec.FailurePolicy != admissionv1.Fail {
 			t.Errorf("%s does not fail closed", p.Name)
 		}
-		if len(p.Spec.MatchConditions) == 0 || p.Spec.MatchConditions[0].Expression != "request.userInfo.username == 'system:serviceaccount:cohdi-system:cohdi-agent'" {
+		if p.Name == guard {
+			if p.Spec.MatchConditions[0].Expression != "request.name == 'cohdi-leases'" {
+				t.Errorf("%s speaks of other namespaces, too", p.Name)
+			}
+		} else if len(p.Spec.MatchConditions) == 0 || p.Spec.MatchConditions[0].Expression != "request.userInfo.username == 'system:serviceaccount:cohdi-system:cohdi-agent'" {
 			t.Errorf("%s: the first match condition is not that an agent writes", p.Name)
 		}
 		for i, v := range p.Spec.Validations {

@@ -73,12 +73,12 @@ func Run(ctx context.Context, o Options) error {
 	if len(uses) > 0 {
 		return &InUseError{Uses: uses}
 	}
-	for _, step := range []func(context.Context) error{u.closeClasses, u.release, u.stopAgents, u.clearNodes, u.clearSlices, u.clearElections} {
+	for _, step := range []func(context.Context) error{u.closeClasses, u.release, u.stopAgents, u.clearNodes, u.clearSlices, u.clearElections, u.letGo} {
 		if err := step(ctx); err != nil {
 			return err
 		}
 	}
-	u.say("Done. Now run: kubectl delete --ignore-not-found -f daemonset.yaml")
+	u.say("Done. Now run: kubectl delete --ignore-not-found -f deploy/daemonset.yaml")
 	return nil
 }
 
@@ -350,6 +350,16 @@ func (u *run) clearElections(ctx context.Context) error {
 		if err := u.Client.CoordinationV1().Leases(device.LeaseNamespace).Delete(ctx, l.Name, metav1.DeleteOptions{}); !gone(err) {
 			return fmt.Errorf("delete election %s: %w", l.Name, err)
 		}
+	}
+	return nil
+}
+
+// letGo allows what is empty now to be deleted: until here a policy has kept the namespace of the leases.
+func (u *run) letGo(ctx context.Context) error {
+	patch := fmt.Appendf(nil, `{"metadata": {"annotations": {%q: "true"}}}`, device.AnnotationUninstalled)
+	_, err := u.Client.CoreV1().Namespaces().Patch(ctx, device.LeaseNamespace, types.MergePatchType, patch, metav1.PatchOptions{})
+	if !gone(err) {
+		return fmt.Errorf("mark namespace %s as empty: %w", device.LeaseNamespace, err)
 	}
 	return nil
 }

@@ -37,6 +37,7 @@ func installed() []runtime.Object {
 		return &resourceapi.ResourceSlice{ObjectMeta: meta("", name, nil), Spec: resourceapi.ResourceSliceSpec{Driver: driver}}
 	}
 	return []runtime.Object{
+		&corev1.Namespace{ObjectMeta: meta("", device.LeaseNamespace, part)},
 		&resourceapi.DeviceClass{ObjectMeta: meta("", device.Driver, part)},
 		&resourceapi.DeviceClass{ObjectMeta: meta("", "another", nil)},
 		&appsv1.DaemonSet{ObjectMeta: meta(device.AgentNamespace, device.AgentName, part)},
@@ -137,7 +138,7 @@ Waiting until device-0-a100-0 is given back by node n1 (Attached, held open by n
 No unit is out of the pool. Stopping the agents.
 Cleared 3 labels and 1 conditions of Node n1.
 Withdrew 1 ResourceSlices.
-Done. Now run: kubectl delete --ignore-not-found -f daemonset.yaml
+Done. Now run: kubectl delete --ignore-not-found -f deploy/daemonset.yaml
 `
 		if diff := cmp.Diff(want, out.String()); diff != "" {
 			t.Errorf("output (-want +got):\n%s", diff)
@@ -170,6 +171,10 @@ func (w *world) check(t *testing.T) {
 	classes, err := w.ResourceV1().DeviceClasses().List(ctx, metav1.ListOptions{})
 	if err != nil || len(classes.Items) != 1 || classes.Items[0].Name != "another" {
 		t.Errorf("classes %v, %v; want the other one", classes.Items, err)
+	}
+	ns, err := w.CoreV1().Namespaces().Get(ctx, device.LeaseNamespace, metav1.GetOptions{})
+	if err != nil || ns.Annotations[device.AnnotationUninstalled] != "true" {
+		t.Errorf("namespace of the leases: %v, %v; want it marked, so that it may be deleted", ns.Annotations, err)
 	}
 	leases, err := w.CoordinationV1().Leases(device.LeaseNamespace).List(ctx, metav1.ListOptions{})
 	if err != nil || len(leases.Items) != 0 {
