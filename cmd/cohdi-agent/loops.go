@@ -34,8 +34,8 @@ const (
 	hold  = 10 * time.Second
 	// freshFor is how long a list of the fabric counts as what is there now.
 	freshFor = 5 * time.Second
-	// callDeadline is above what the managers' clients allow themselves.
-	callDeadline  = 200 * time.Second
+	// callDeadline is what a call gets above what the manager may work on it: the client gives up by itself.
+	callDeadline  = 20 * time.Second
 	localDeadline = 40 * time.Second
 	writeDeadline = 10 * time.Second
 	countPause    = time.Second
@@ -47,10 +47,10 @@ func (m *membership) nodeConfig(at seat, f config.Fabric) node.Config {
 	return node.Config{
 		Node: m.a.o.node, Machine: at.machine, Fabric: f.ID,
 		Settings: attach.Settings{
-			Deadline: m.cfg.Timings.AttachDeadline, Settle: f.Settle, Look: look, Appear: appear, Retry: retry,
+			Deadline: m.cfg.Timings.AttachDeadline, MaxCall: f.CallTimeout, Settle: f.Settle, Look: look, Appear: appear, Retry: retry,
 			Busy: busy, Hold: hold, RetryAfter: m.cfg.Timings.RetryAfter,
 		},
-		FreshFor: freshFor, Resync: m.cfg.Timings.NodeList, CallDeadline: callDeadline, LocalDeadline: localDeadline,
+		FreshFor: freshFor, Resync: m.cfg.Timings.NodeList, CallDeadline: f.CallTimeout + callDeadline, LocalDeadline: localDeadline,
 		Leases: m.a.leases, Manager: managerOfNode{m.managers[f.ID]}, Host: m.a.host,
 		Claims: claim.New(claim.Options{Client: m.a.client, Clock: m.a.clock}), Prepared: &prepared{m.a.plugin}, Observer: m.a.obs,
 		Model: func(name device.Model) string { return models[name] }, Clock: m.a.clock,
@@ -150,7 +150,7 @@ func (t *term) lead(ctx context.Context) error {
 			AgentAway: t.m.cfg.Timings.AgentAway,
 		},
 		CountEvery: t.m.cfg.Timings.LeaderList, CountPause: countPause, Debounce: debounce, Retry: retry,
-		CallDeadline: callDeadline, WriteDeadline: writeDeadline,
+		CallDeadline: t.fabric.CallTimeout + callDeadline, WriteDeadline: writeDeadline,
 		Leases: fabricLeases{leases}, Claims: demands, Nodes: members, Publisher: publisher,
 		Manager: managerOfFabric{t.m.managers[t.fabric.ID]}, Election: t.election, Observer: &leaderObserver{a.obs, t.fabric.ID}, Clock: a.clock,
 	})

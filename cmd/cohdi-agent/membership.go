@@ -58,7 +58,7 @@ func newMembership(a *agent, cfg config.Config) (*membership, error) {
 	for i := range cfg.Fabrics {
 		f := &cfg.Fabrics[i]
 		client, err := fm.New(fm.Config{
-			Endpoint: f.Endpoint, Tenant: f.Tenant, FabricID: f.ManagerFabric, Credentials: f.Credentials, Clock: a.clock,
+			Endpoint: f.Endpoint, Tenant: f.Tenant, FabricID: f.ManagerFabric, Credentials: f.Credentials, UpdateTimeout: f.CallTimeout, Clock: a.clock,
 			Observe: func(op string, status int, took time.Duration) {
 				if op == "login" {
 					a.metrics.Requested(f.ID, "Login", took, loginFault(status))

@@ -92,7 +92,7 @@ func (o *Observation) storeIntent() Decision {
 	}
 	d := o.phase(device.Attaching, "write ahead what will be asked")
 	d.Kind = StoreIntent
-	d.Lease.SetBefore, d.Lease.AskedAt = o.strangers(), o.Now
+	d.Lease.SetBefore, d.Lease.AskedAt, d.Lease.AcquiredAt = o.strangers(), o.Now, o.taken()
 	return d
 }
 

@@ -18,8 +18,16 @@ func (o *Observation) unwanted() bool { return o.Lease.Attempt.IsZero() || o.Lea
 // late: the attach has had its time. A lease taken by a clock ahead of ours was taken now.
 func (o *Observation) late() bool { return !o.Now.Before(o.deadline()) }
 
-func (o *Observation) deadline() time.Time {
-	return o.past(o.Lease.AcquiredAt).Add(o.Settings.Deadline)
+func (o *Observation) deadline() time.Time { return o.taken().Add(o.Settings.Deadline) }
+
+// taken is when the lease was taken, by our clock: until the intent is stored the time is the leader's, and the
+// attach must not be late before it began because that clock is behind.
+func (o *Observation) taken() time.Time {
+	at := o.past(o.Lease.AcquiredAt)
+	if o.Lease.Phase == device.Assigned && o.FoundAt.After(at) {
+		return o.FoundAt
+	}
+	return at
 }
 
 // past clamps a stored time that lies in our future.
@@ -43,17 +51,24 @@ func (o *Observation) settled() bool {
 	return o.refused() || !o.Now.Before(o.settledAt()) && !o.ListAskedAt.Before(o.settledAt())
 }
 
-// settledAt counts from the end of the call where this process saw that. A call of a former run was sent
-// before this process saw the lease.
+// settledAt is when what was asked can no longer take effect.
 func (o *Observation) settledAt() time.Time {
-	from := o.past(o.Lease.AskedAt)
-	switch {
-	case o.Last != nil && o.Last.At.After(from):
-		from = o.Last.At
-	case o.Last == nil && o.FoundAt.After(from):
-		from = o.FoundAt
+	return o.Settings.EffectUntil(o.past(o.Lease.AskedAt), o.FoundAt, o.Last)
+}
+
+// EffectUntil is when a call can no longer take effect: some time after it ended. Where no answer came, the manager
+// may work on it for as long as a call may take, and where a former run made it, it was sent at the latest when
+// this process saw the lease.
+func (s *Settings) EffectUntil(askedAt, foundAt time.Time, last *Result) time.Time {
+	sent := askedAt
+	if last == nil && foundAt.After(sent) {
+		sent = foundAt
 	}
-	return from.Add(o.Settings.Settle)
+	ended := sent.Add(s.MaxCall)
+	if last != nil && (last.Fault == nil || last.At.After(ended)) {
+		ended = last.At
+	}
+	return ended.Add(s.Settle)
 }
 
 // refused: the last call was answered, and nothing happened.

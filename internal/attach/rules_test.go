@@ -605,3 +605,40 @@ func TestClassesAreDecided(t *testing.T) {
 		t.Errorf("%d classes of faults, 10 decided on", n)
 	}
 }
+
+// TestEffectUntil: a call that nobody heard the end of may be worked on for as long as one may take.
+func TestEffectUntil(t *testing.T) {
+	s := Settings{MaxCall: 3 * time.Minute, Settle: time.Minute}
+	unknown := &device.Fault{Class: device.FaultUnknown}
+	for _, tc := range []struct {
+		situation string
+		found     time.Time
+		last      *Result
+		want      time.Time
+	}{
+		{"stored by this process, not sent yet", time.Time{}, nil, now.Add(4 * time.Minute)},
+		{"stored by a former run, found a minute later", now.Add(time.Minute), nil, now.Add(5 * time.Minute)},
+		{"stored by a clock that is ahead", ago(time.Minute), nil, now.Add(4 * time.Minute)},
+		{"the manager said done", time.Time{}, &Result{At: now.Add(2 * time.Second)}, now.Add(62 * time.Second)},
+		{"the connection broke at once", time.Time{}, &Result{At: now.Add(time.Second), Fault: unknown}, now.Add(4 * time.Minute)},
+		{"no answer within what a call may take", time.Time{}, &Result{At: now.Add(4 * time.Minute), Fault: unknown}, now.Add(5 * time.Minute)},
+	} {
+		if got := s.EffectUntil(now, tc.found, tc.last); !got.Equal(tc.want) {
+			t.Errorf("%s: %s after it was asked for, want %s", tc.situation, got.Sub(now), tc.want.Sub(now))
+		}
+	}
+}
+
+// TestLateByWhoseClock: before anything was asked, a lease's time is the leader's, whose clock may be behind.
+func TestLateByWhoseClock(t *testing.T) {
+	o := calm(device.Assigned)
+	o.Lease.AcquiredAt, o.FoundAt = ago(time.Hour), ago(time.Second)
+	d := Next(o)
+	if d.Kind != StoreIntent || !d.Lease.AcquiredAt.Equal(o.FoundAt) {
+		t.Errorf("%s (%s), taken at %s; want the intent, with the time by this node's clock", d.Kind, d.Why, d.Lease.AcquiredAt)
+	}
+	o.FoundAt = ago(time.Hour)
+	if d := Next(o); d.Lease.Failure.Reason != "AttachTimeout" {
+		t.Errorf("%s (%s); want that it is too late", d.Kind, d.Why)
+	}
+}

@@ -12,8 +12,10 @@ import (
 type Settings struct {
 	// Deadline is how long an attach may take from the moment the lease was taken.
 	Deadline time.Duration
-	// Settle is how long a call with an unknown outcome may still take effect on the fabric after it ended,
-	// or after the process that made it did. Only then may it be repeated.
+	// MaxCall is how long the manager may work on one call, whether or not somebody waits for the answer.
+	MaxCall time.Duration
+	// Settle is how long a call may still take effect on the fabric after the manager has ended it. Only then
+	// one with an unknown outcome may be repeated.
 	Settle time.Duration
 	// Look is how often the fabric's list is read again while an outcome is unknown.
 	Look time.Duration

@@ -282,16 +282,15 @@ func (l *Loop) openUntil(lease device.Lease, all []device.Lease) time.Time {
 		if other.Unit == lease.Unit || other.FabricDevice != "" || other.AskedAt.IsZero() {
 			continue
 		}
-		from := other.AskedAt
-		if mem := l.units[other.Unit]; mem != nil && mem.last != nil {
-			if mem.last.Fault != nil && mem.last.Fault.Definite() {
-				continue // it was refused
-			}
-			from = mem.last.At
-		} else if mem != nil && mem.foundAt.After(from) {
-			from = mem.foundAt
+		var last *attach.Result
+		var found time.Time
+		if mem := l.units[other.Unit]; mem != nil {
+			last, found = mem.last, mem.foundAt
 		}
-		if at := from.Add(l.cfg.Settings.Settle); at.After(until) {
+		if last != nil && last.Fault != nil && last.Fault.Definite() {
+			continue // it was refused
+		}
+		if at := l.cfg.Settings.EffectUntil(other.AskedAt, found, last); at.After(until) {
 			until = at
 		}
 	}

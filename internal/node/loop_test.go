@@ -97,7 +97,7 @@ func TestAttachOutcomes(t *testing.T) {
 		{"refused for good", []answer{rejected}, device.Failed, "Rejected", 1, 0, 0},
 		{"none free", []answer{{fault: device.FaultNoCapacity}}, device.Failed, "NoCapacity", 1, 0, 0},
 		{"busy for ever", slices.Repeat([]answer{busy}, 100), device.Failed, "AttachTimeout", 48, 0, 5 * time.Minute},
-		{"never an answer, never a device", slices.Repeat([]answer{inVain}, 100), device.Failed, "AttachTimeout", 4, 0, 5 * time.Minute},
+		{"never an answer, never a device", slices.Repeat([]answer{inVain}, 100), device.Failed, "AttachTimeout", 3, 0, 5 * time.Minute},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			r := newRig(2)
@@ -153,8 +153,9 @@ func TestLateDevice(t *testing.T) {
 	r := newRig(1)
 	r.answers = []answer{tardy}
 	r.assign(unit0, "c")
-	r.change(unit0, func(l *device.Lease) { l.AcquiredAt = start.Add(-settings().Deadline + 5*time.Second) })
 	l := r.loop(inline)
+	r.until(t, l, func() bool { return r.lease(unit0).Phase == device.Attaching })
+	r.change(unit0, func(l *device.Lease) { l.AcquiredAt = start.Add(-settings().Deadline + 5*time.Second) })
 	r.until(t, l, func() bool { return r.lease(unit0).Phase == device.Failed })
 	r.late[0]()
 	r.clear(unit0)
@@ -276,7 +277,7 @@ func TestIntentStoredAnswerLost(t *testing.T) {
 	if got := r.lease(unit0); got.Phase != device.Attached || len(r.calls) != 1 {
 		t.Errorf("lease = %+v, calls %v", got, r.calls)
 	}
-	if waited := r.clock.Now().Sub(start); waited < settings().Settle {
+	if waited := r.clock.Now().Sub(start); waited < openFor() {
 		t.Errorf("sent after %s", waited)
 	}
 }
@@ -551,7 +552,7 @@ func TestOpenCallHoldsOthersUp(t *testing.T) {
 			if tc.restart {
 				l = r.loop(inline)
 			}
-			r.until(t, l, func() bool { return r.clock.Now().After(start.Add(settings().Settle / 2)) })
+			r.until(t, l, func() bool { return r.clock.Now().After(start.Add(openFor() / 2)) })
 			if len(r.calls) != 1 {
 				t.Fatalf("calls = %v", r.calls)
 			}
@@ -582,7 +583,7 @@ func TestDetachWithoutAnAnswer(t *testing.T) {
 			if tc.restart {
 				l = r.loop(inline)
 			}
-			r.until(t, l, func() bool { return len(r.calls) > 2 || r.clock.Now().After(sent.Add(settings().Settle/2)) })
+			r.until(t, l, func() bool { return len(r.calls) > 2 || r.clock.Now().After(sent.Add(openFor()/2)) })
 			if len(r.calls) != 2 {
 				t.Fatalf("%s after %v it was repeated", r.clock.Now().Sub(sent), r.calls)
 			}

@@ -106,7 +106,7 @@ func (c *chaos) anything() {
 func (c *chaos) pass(d time.Duration) {
 	now := c.clock.Now().Add(d)
 	for len(c.until) < len(c.late) {
-		c.until = append(c.until, c.clock.Now().Add(settings().Settle/2))
+		c.until = append(c.until, c.clock.Now().Add(openFor()/2))
 	}
 	for len(c.late) > 0 && (c.rand.IntN(3) == 0 || now.After(c.until[0])) {
 		c.did("late effect")

@@ -28,10 +28,13 @@ var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
 func settings() attach.Settings {
 	return attach.Settings{
-		Deadline: 4 * time.Minute, Settle: time.Minute, Look: 5 * time.Second, Appear: 3 * time.Second,
+		Deadline: 4 * time.Minute, MaxCall: 30 * time.Second, Settle: time.Minute, Look: 5 * time.Second, Appear: 3 * time.Second,
 		Retry: time.Second, Busy: 5 * time.Second, Hold: 10 * time.Second, RetryAfter: 5 * time.Minute,
 	}
 }
+
+// openFor is how long a call may take effect after it was sent.
+func openFor() time.Duration { return settings().MaxCall + settings().Settle }
 
 // gpu is one GPU of the chassis.
 type gpu struct {

@@ -41,7 +41,7 @@ func attachMoments() []moment {
 		{"before the manager is asked", usual, &before, func(l device.Lease, none error, _ simapi.Device) bool {
 			return none == nil && l.Phase == device.Assigned
 		}},
-		{"while the manager works", timing(4*time.Second, detachDelay, nodeDelay), nil, func(l device.Lease, none error, d simapi.Device) bool {
+		{"while the manager works, longer than a call takes to settle", timing(12*time.Second, detachDelay, nodeDelay), nil, func(l device.Lease, none error, d simapi.Device) bool {
 			return none == nil && l.Phase == device.Attaching && d.Phase == simapi.PhaseAttaching
 		}},
 		{"before the device is on the bus", timing(attachDelay, detachDelay, 4*time.Second), nil, func(_ device.Lease, none error, d simapi.Device) bool {

@@ -3,6 +3,7 @@
 package fm
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,9 +23,9 @@ import (
 const (
 	base = "/fabric_manager/api/v1"
 
-	// updateTimeout bounds an attach or detach: the manager answers when the hardware is done.
-	updateTimeout = 180 * time.Second
-	readTimeout   = 60 * time.Second
+	// defaultUpdateTimeout bounds an attach or detach: the manager answers when the hardware is done.
+	defaultUpdateTimeout = 180 * time.Second
+	readTimeout          = 60 * time.Second
 
 	// maxBody bounds an answer; the list of all machines may be longer.
 	maxBody     = 1 << 20
@@ -45,6 +46,8 @@ type Config struct {
 	// Credentials is a directory with the files username, password, client_id, client_secret, realm and
 	// ca.crt, as a Secret is mounted.
 	Credentials string
+	// UpdateTimeout is how long the manager may work on an attach or detach; 180 s if zero.
+	UpdateTimeout time.Duration
 	// Clock measures the life of tokens and how long calls took; the real one if nil.
 	Clock clock.PassiveClock
 	// Observe is told of each request that was tried: "login", "machines", "list", "free", "attach" or
@@ -92,7 +95,7 @@ func New(cfg Config) (*Client, error) {
 		fabricID: strconv.Itoa(cfg.FabricID),
 		clock:    cfg.Clock,
 		observe:  cfg.Observe,
-		timeouts: timeouts{update: updateTimeout, read: readTimeout, login: loginTimeout},
+		timeouts: timeouts{update: cmp.Or(cfg.UpdateTimeout, defaultUpdateTimeout), read: readTimeout, login: loginTimeout},
 		conns:    connections{dir: cfg.Credentials},
 		spelling: make(map[device.Machine]string),
 	}
@@ -128,7 +131,7 @@ func (c *Client) Capabilities() fabric.Capabilities {
 		Free:              fabric.FreeCount,
 		Exclusion:         fabric.ExclusionUnknown,
 		Identity:          true,
-		MaxCall:           updateTimeout,
+		MaxCall:           c.timeouts.update,
 	}
 }
 

@@ -10,7 +10,7 @@
 // that a rotation needs no restart. The token is kept in memory only.
 //
 // All methods may be called at once; one login serves all callers that need a token. A call gives up
-// after 180 s for a change and 60 s otherwise.
+// after 180 s (or what Config says) for a change and 60 s otherwise.
 //
 // Errors are *device.Fault. A call that got no connection is definite (FaultUnreachable); one that got
 // no answer, a 5xx, or an answer that is not the manager's is FaultUnknown. An attach that was refused

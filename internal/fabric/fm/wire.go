@@ -93,15 +93,15 @@ func decodeMachines(body []byte) ([]machine, error) {
 	return e.Data.Machines, nil
 }
 
-// pick finds the one machine that was asked for. Only an answer that names no machine at all in its one
-// element is taken at its word.
+// pick finds the one machine that was asked for. An answer that names no machine at all in its one element is
+// taken at its word if it says something of it: an empty element is no word that nothing is attached.
 func pick(machines []machine, id device.Machine) (machine, bool) {
 	for _, m := range machines {
 		if got, err := device.ParseMachine(string(m.UUID)); err == nil && got == id {
 			return m, true
 		}
 	}
-	if len(machines) == 1 && machines[0].UUID == "" {
+	if len(machines) == 1 && machines[0].UUID == "" && len(machines[0].Resources) > 0 {
 		return machines[0], true
 	}
 	return machine{}, false

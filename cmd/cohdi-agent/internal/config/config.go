@@ -47,7 +47,9 @@ type Fabric struct {
 	ManagerFabric int
 	// Credentials is the directory where the fabric's Secret is mounted.
 	Credentials string
-	// Settle is how long a call with an unknown outcome may still take effect at this manager.
+	// CallTimeout is how long this manager may work on an attach or detach.
+	CallTimeout time.Duration
+	// Settle is how long a call may still take effect at this manager after it has ended it.
 	Settle time.Duration
 	// NodeSelector narrows the nodes that belong to the fabric, by their labels; empty takes every node
 	// whose machine the manager lists.
@@ -161,3 +163,6 @@ func defaults() Config {
 
 // defaultSettle suits managers whose calls are over when they answer, or soon after.
 const defaultSettle = time.Minute
+
+// defaultCallTimeout is what a manager gets that answers when the hardware is done.
+const defaultCallTimeout = 3 * time.Minute

@@ -157,7 +157,7 @@ func (r *reader) fabrics(f field) []Fabric {
 
 // fabric also returns where the id stands.
 func (r *reader) fabric(f field) (Fabric, field) {
-	fabric := Fabric{Settle: defaultSettle}
+	fabric := Fabric{CallTimeout: defaultCallTimeout, Settle: defaultSettle}
 	at := f
 	present := r.object(f, map[string]func(field){
 		"id":            func(f field) { at = f; fabric.ID = r.fabricID(f) },
@@ -166,6 +166,7 @@ func (r *reader) fabric(f field) (Fabric, field) {
 		"tenant":        func(f field) { fabric.Tenant = r.filled(f, "the tenant's UUID at the manager") },
 		"managerFabric": func(f field) { r.number(f, &fabric.ManagerFabric, 0, 1<<31-1) },
 		"credentials":   func(f field) { fabric.Credentials = r.directory(f) },
+		"callTimeout":   func(f field) { r.duration(f, &fabric.CallTimeout, time.Second, time.Hour) },
 		"settle":        func(f field) { r.duration(f, &fabric.Settle, time.Second, time.Hour) },
 		"nodeSelector":  func(f field) { fabric.NodeSelector = r.nodeSelector(f) },
 		"models":        func(f field) { fabric.Models = r.models(f) },

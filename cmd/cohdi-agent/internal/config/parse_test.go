@@ -57,7 +57,7 @@ func TestParse(t *testing.T) {
 		Fabrics: []Fabric{{
 			ID: "0", Manager: ManagerFM, Endpoint: "https://fm.example.com:8443",
 			Tenant: "3b5d7a52-0000-4000-8000-000000000001", ManagerFabric: 3, Credentials: "/run/secrets/fm",
-			Settle: 90 * time.Second, NodeSelector: map[string]string{"example.com/rack": "r1"},
+			CallTimeout: 3 * time.Minute, Settle: 90 * time.Second, NodeSelector: map[string]string{"example.com/rack": "r1"},
 			Models: []Model{{
 				Name: "a100", FabricModel: "NVIDIA-A100-PCIE-40GB", MaxPerNode: 4,
 				Attributes: map[string]string{"productName": "NVIDIA A100-PCIE-40GB", "gpu.nvidia.com/architecture": "Ampere"},
@@ -89,7 +89,7 @@ func TestParseFillsDefaults(t *testing.T) {
 	want := defaults()
 	want.Fabrics = []Fabric{{
 		ID: "lab", Manager: ManagerFM, Endpoint: "https://fm", Tenant: "t", Credentials: "/etc/cohdi-agent/fabrics/lab",
-		Settle: time.Minute, Models: []Model{{Name: "a100", FabricModel: "A"}},
+		CallTimeout: 3 * time.Minute, Settle: time.Minute, Models: []Model{{Name: "a100", FabricModel: "A"}},
 	}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("config (-want +got):\n%s", diff)
