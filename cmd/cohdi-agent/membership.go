@@ -113,7 +113,7 @@ func (m *membership) run(ctx context.Context) {
 		m.tellFabric()
 		m.tellConflict(ctx)
 		pause := m.cfg.Timings.NodeList
-		if !known || at == (seat{}) || m.troubled(at) {
+		if !known || at == (seat{}) || m.troubled(at) || m.a.leases.Refused() != nil {
 			pause, retry = retry, min(2*retry, retryMost)
 		} else {
 			retry = retryFirst
@@ -295,8 +295,16 @@ func (m *membership) ownTrouble() (reason, message string) {
 	m.mu.Lock()
 	term := m.term
 	m.mu.Unlock()
+	if err := m.a.leases.Refused(); err != nil {
+		return "Forbidden", fmt.Sprintf("what this node holds is not known: %v; apply deploy/daemonset.yaml of this release", err)
+	}
 	if bad := m.a.leases.Unreadable(); len(bad) > 0 {
 		return "UnreadableLease", bad[0].Error()
+	}
+	for _, l := range m.a.leases.List() {
+		if at := m.present(); l.Fabric != at.fabric && l.Machine == at.machine {
+			return "UnknownFabric", fmt.Sprintf("unit %s is attached here by the lease of a fabric %q that this node is not in, so nobody gives it back: the configuration names that fabric no more, or calls it %q now; take back the former id until its GPUs are in the pool", l.Unit, l.Fabric, at.fabric)
+		}
 	}
 	if missing := m.a.missingRights(); len(missing) > 0 {
 		return "Forbidden", fmt.Sprintf("this agent's account lacks rights, so that no Pod would start with its GPU: %s; apply deploy/daemonset.yaml of this release",

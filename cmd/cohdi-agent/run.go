@@ -166,6 +166,9 @@ func newAgent(ctx context.Context, o options, cfg config.Config) (*agent, error)
 	a.leases, err = lease.NewNodeStore(o.node, lease.Options{Client: cs, Clock: clk, Changed: func(string) {
 		a.leaseNews.send()
 		a.poke()
+		if a.leases.Refused() != nil {
+			a.present().lookAgain() // the Node's condition says so
+		}
 	}})
 	if err != nil {
 		return nil, err

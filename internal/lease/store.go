@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	coordinationv1client "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	"github.com/cohdi/cohdi-agent/internal/device"
@@ -43,7 +45,7 @@ type Options struct {
 	Clock  clock.PassiveClock
 	// Changed is called, from one goroutine, with the object's name after a lease appeared, changed or
 	// left the selection in the cache. It must not block. It is not called for this Store's own writes
-	// before the cache shows them.
+	// before the cache shows them. The name is empty when the API server refuses to list them.
 	Changed func(name string)
 }
 
@@ -60,6 +62,10 @@ type Store struct {
 	label, value string
 	// what says whose leases these are, for errors.
 	what string
+
+	mu      sync.Mutex // guards the following
+	refused error
+	at      time.Time
 }
 
 // NewNodeStore makes the Store of a holder: the leases that name the node, on any fabric.
@@ -89,6 +95,16 @@ func newStore(label, value, what string, o Options) (*Store, error) {
 		value:    value,
 		what:     what,
 	}
+	err := s.informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
+		if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
+			s.refuse(ctx, err)
+			return
+		}
+		cache.DefaultWatchErrorHandler(ctx, r, err) // it passes; until then the cache shows what was
+	})
+	if err != nil {
+		return nil, fmt.Errorf("watch device leases of %s: %w", what, err)
+	}
 	handler, err := s.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    s.seen,
 		UpdateFunc: func(_, obj any) { s.seen(obj) },
@@ -115,6 +131,29 @@ func (s *Store) Run(ctx context.Context) { s.informer.RunWithContext(ctx) }
 // HasSynced tells whether List shows at least what there was when Run began, and Changed was called
 // for it.
 func (s *Store) HasSynced() bool { return s.handler.HasSynced() }
+
+// refusedFor is how long a refusal counts when nothing more is heard. The informer tries again within a minute.
+const refusedFor = 2 * time.Minute
+
+func (s *Store) refuse(ctx context.Context, err error) {
+	err = fmt.Errorf("list device leases of %s in namespace %s: %w", s.what, device.LeaseNamespace, err)
+	klog.FromContext(ctx).Error(err, "The API server refuses to show the device leases")
+	s.mu.Lock()
+	s.refused, s.at = err, s.clock.Now()
+	s.mu.Unlock()
+	s.changed("")
+}
+
+// Refused says why the leases cannot be read, while the API server refuses that: List shows what was before,
+// or nothing at all.
+func (s *Store) Refused() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.refused == nil || s.clock.Since(s.at) > refusedFor {
+		return nil
+	}
+	return s.refused
+}
 
 func (s *Store) seen(obj any) {
 	l, ok := obj.(*coordinationv1.Lease)

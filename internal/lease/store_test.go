@@ -6,13 +6,18 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/utils/clock"
 
 	"github.com/cohdi/cohdi-agent/internal/device"
@@ -316,6 +321,33 @@ func TestStore_reports_what_it_cannot_read(t *testing.T) {
 		var unreadable *DecodeError
 		if _, err := s.Get(t.Context(), "0", "a100-3"); !errors.As(err, &unreadable) {
 			t.Errorf("read of it: %v", err)
+		}
+	})
+}
+
+// TestStore_tells_that_it_may_not_list: what List shows then is old or nothing, and that is no empty node.
+func TestStore_tells_that_it_may_not_list(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := newAPIServer(t)
+		refused := true
+		api.PrependReactor("list", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return refused, nil, apierrors.NewForbidden(coordinationv1.Resource("leases"), "", errors.New("the role is gone"))
+		})
+		told := 0
+		o := storeOptions(api)
+		o.Changed = func(string) { told++ }
+		s := must(NewFabricStore("0", o))(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		go s.Run(ctx)
+		defer func() { cancel(); synctest.Wait() }()
+		synctest.Wait()
+		if err := s.Refused(); err == nil || !strings.Contains(err.Error(), "the role is gone") || told == 0 {
+			t.Errorf("refused: %v, told %d times; want the API server's words", err, told)
+		}
+		refused = false
+		time.Sleep(5 * time.Minute)
+		if err := s.Refused(); err != nil || !s.HasSynced() {
+			t.Errorf("refused: %v, synced %v; want that it passed", err, s.HasSynced())
 		}
 	})
 }
