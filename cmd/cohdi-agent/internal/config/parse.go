@@ -37,6 +37,9 @@ const (
 // admission policies take apart.
 var fabricID = regexp.MustCompile(`^[a-z0-9]{1,20}$`)
 
+// uuid is the form of a tenant's name at a manager: a UUID, in any case.
+var uuid = regexp.MustCompile(`^(?i)[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
+
 // syntax is how the parser words a fault of the YAML itself.
 var syntax = regexp.MustCompile(`^yaml: (?:unmarshal errors:\n\s*)?line (\d+): (?s:(.*))$`)
 
@@ -78,6 +81,10 @@ func document(data []byte, file string) (*yaml.Node, error) {
 		return nil, fmt.Errorf("%s:1: is empty; it needs at least apiVersion: %s and kind: %s", file, APIVersion, Kind)
 	}
 	if err == nil {
+		if kind := manifest(doc.Content[0]); kind != "" {
+			return nil, fmt.Errorf("%s:%d: is a manifest of Kubernetes, a %s; give the content of config.yaml, as it stands in the manifest's ConfigMap",
+				file, doc.Content[0].Line, kind)
+		}
 		if err = d.Decode(&more); errors.Is(err, io.EOF) {
 			return doc.Content[0], nil
 		}
@@ -89,6 +96,18 @@ func document(data []byte, file string) (*yaml.Node, error) {
 		return nil, fmt.Errorf("%s:%s: is not YAML: %s", file, m[1], m[2])
 	}
 	return nil, fmt.Errorf("%s: is not YAML: %s", file, strings.TrimPrefix(err.Error(), "yaml: "))
+}
+
+// manifest returns the kind of a Kubernetes object, which a configuration is not: it has metadata.
+func manifest(n *yaml.Node) string {
+	var object struct {
+		Kind     string
+		Metadata map[string]any
+	}
+	if err := n.Decode(&object); err != nil || object.Metadata == nil || object.Kind == Kind {
+		return ""
+	}
+	return object.Kind
 }
 
 func (r *reader) config(f field) Config {
@@ -163,7 +182,7 @@ func (r *reader) fabric(f field) (Fabric, field) {
 		"id":            func(f field) { at = f; fabric.ID = r.fabricID(f) },
 		"manager":       func(f field) { word(r, f, &fabric.Manager, ManagerFM) },
 		"endpoint":      func(f field) { fabric.Endpoint = r.endpoint(f) },
-		"tenant":        func(f field) { fabric.Tenant = r.filled(f, "the tenant's UUID at the manager") },
+		"tenant":        func(f field) { fabric.Tenant = r.tenant(f) },
 		"managerFabric": func(f field) { r.number(f, &fabric.ManagerFabric, 0, 1<<31-1) },
 		"credentials":   func(f field) { fabric.Credentials = r.directory(f) },
 		"callTimeout":   func(f field) { r.duration(f, &fabric.CallTimeout, time.Second, time.Hour) },
@@ -205,6 +224,15 @@ func (r *reader) endpoint(f field) string {
 		r.kind(f, want)
 	}
 	return strings.TrimRight(text, "/")
+}
+
+func (r *reader) tenant(f field) string {
+	const want = "the tenant's UUID at the manager"
+	text, ok := r.text(f, want)
+	if ok && !uuid.MatchString(text) {
+		r.kind(f, want)
+	}
+	return text
 }
 
 func (r *reader) models(f field) []Model {

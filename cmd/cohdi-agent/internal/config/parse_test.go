@@ -81,14 +81,14 @@ func TestParse(t *testing.T) {
 
 func TestParseFillsDefaults(t *testing.T) {
 	got, err := Parse([]byte(head+`fabrics:
-- {id: lab, manager: fm, endpoint: "https://fm", tenant: t, models: [{name: a100, fabricModel: A}]}
+- {id: lab, manager: fm, endpoint: "https://fm", tenant: 3B5D7A52-0000-4000-8000-000000000001, models: [{name: a100, fabricModel: A}]}
 `), "config.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := defaults()
 	want.Fabrics = []Fabric{{
-		ID: "lab", Manager: ManagerFM, Endpoint: "https://fm", Tenant: "t", Credentials: "/etc/cohdi-agent/fabrics/lab",
+		ID: "lab", Manager: ManagerFM, Endpoint: "https://fm", Tenant: "3B5D7A52-0000-4000-8000-000000000001", Credentials: "/etc/cohdi-agent/fabrics/lab",
 		CallTimeout: 3 * time.Minute, Settle: time.Minute, Models: []Model{{Name: "a100", FabricModel: "A"}},
 	}}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -109,6 +109,8 @@ func TestParseErrors(t *testing.T) {
 		{"no version", "", "kind: Config\n", "c.yaml:1: the field apiVersion is missing"},
 		{"another version", "v1alpha1", "v9", `c.yaml:1: apiVersion: is "agent.gpu.cohdi.io/v9", must be "agent.gpu.cohdi.io/v1alpha1"`},
 		{"two documents", "", head + "---\nkind: Config\n", "c.yaml:3: a second document begins; one is allowed"},
+		{"manifest", "", "---\napiVersion: v1\nkind: Namespace\nmetadata:\n  name: x\n---\nkind: ConfigMap\n", "c.yaml:2: is a manifest of Kubernetes, a Namespace; give the content of config.yaml"},
+		{"ConfigMap", "", "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: x}\ndata: {config.yaml: x}\n", "c.yaml:1: is a manifest of Kubernetes, a ConfigMap; give the content of config.yaml"},
 		{"not YAML", "", head + "fabrics: [\n", "c.yaml:3: is not YAML: did not find expected node content"},
 		{"unknown field", "foreignDevices: report", "foreignDevice: report", "c.yaml:27: foreignDevice: is not a field; fields here are apiVersion, driverRoots, fabrics, foreignDevices, ifAdvertisedElsewhere, kind, logging, machines, timings"},
 		{"unknown field below", "maxPerNode: 4", "max: 4", "c.yaml:15: fabrics[0].models[0].max: is not a field; fields here are attributes, fabricModel, maxPerNode, name"},
@@ -123,6 +125,7 @@ func TestParseErrors(t *testing.T) {
 		{"password in endpoint", "https://fm.example.com:8443/", "https://u:secret@fm", "c.yaml:6: fabrics[0].endpoint: holds a user name; credentials belong into the Secret cohdi-fabric-<id>, the endpoint is an https URL of the form https://host[:port]"},
 		{"no tenant", "  tenant: 3b5d7a52-0000-4000-8000-000000000001\n", "", "c.yaml:4: fabrics[0]: the field tenant is missing"},
 		{"empty tenant", "3b5d7a52-0000-4000-8000-000000000001", `" "`, `c.yaml:7: fabrics[0].tenant: is " ", must be the tenant's UUID at the manager`},
+		{"tenant's name", "3b5d7a52-0000-4000-8000-000000000001", "lab", `c.yaml:7: fabrics[0].tenant: is "lab", must be the tenant's UUID at the manager`},
 		{"relative directory", "/run/secrets/fm", "../fm", `c.yaml:9: fabrics[0].credentials: is "../fm", must be an absolute path without . and .. in it`},
 		{"duration without unit", "settle: 90s", "settle: 90", `c.yaml:10: fabrics[0].settle: is "90", must be a duration from 1s to 1h, like 90s or 4m`},
 		{"label", "example.com/rack", "a/b/c", "c.yaml:11: fabrics[0].nodeSelector.a/b/c: is not a label: "},
@@ -164,7 +167,7 @@ func TestParseErrors(t *testing.T) {
 func TestParseReportsAll(t *testing.T) {
 	_, err := Parse([]byte(`kind: config
 timings: {coolDown: -1s}
-fabrics: [{id: A}, {id: a, manager: fm, endpoint: https://a, tenant: t, models: []}]
+fabrics: [{id: A}, {id: a, manager: fm, endpoint: https://a, tenant: 3b5d7a52-0000-4000-8000-000000000001, models: []}]
 `), "c.yaml")
 	want := `c.yaml:1: kind: is "config", must be "Config"
 c.yaml:1: the field apiVersion is missing
