@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -83,7 +84,12 @@ func uninstallCommand() *cobra.Command {
 func personsClient(kubeconfig string) (kubernetes.Interface, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = kubeconfig
+	rules.WarnIfAllMissing = false // the error says it
 	cfg, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, nil).ClientConfig()
+	if clientcmd.IsEmptyConfig(err) {
+		return nil, fmt.Errorf("find the API server: there is no kubeconfig %s, or it names no cluster; name yours with --kubeconfig or in KUBECONFIG",
+			strings.Join(rules.GetLoadingPrecedence(), " or "))
+	}
 	if err != nil {
 		return nil, fmt.Errorf("find the API server: %w", err)
 	}

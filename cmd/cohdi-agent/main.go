@@ -6,8 +6,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -28,7 +30,9 @@ func main() {
 	if err == nil {
 		return
 	}
-	fmt.Fprintln(os.Stderr, "cohdi-agent:", err)
+	for line := range strings.Lines(err.Error()) { // several errors stand on lines of their own
+		fmt.Fprintln(os.Stderr, "cohdi-agent:", strings.TrimRight(line, "\n"))
+	}
 	if _, usage := errors.AsType[usageError](err); usage {
 		os.Exit(2)
 	}
@@ -44,6 +48,8 @@ func root() *cobra.Command {
 		Args:          noArgs,
 		RunE:          help,
 	}
+	// A command that only has subcommands takes nothing else.
+	cmd.SetUsageTemplate(strings.Replace(cmd.UsageTemplate(), "{{if .Runnable}}", "{{if and .Runnable (not .HasAvailableSubCommands)}}", 1))
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	cmd.AddCommand(runCommand(), statusCommand(), configCommand(), uninstallCommand(), &cobra.Command{
 		Use: "version", Short: "Print the version", Args: noArgs,
@@ -66,7 +72,7 @@ func noArgs(cmd *cobra.Command, args []string) error {
 func configCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "config", Short: "Work with configuration files", Args: noArgs, RunE: help}
 	cmd.AddCommand(&cobra.Command{
-		Use: "check FILE", Short: "Check a configuration file",
+		Use: "check FILE", Short: "Check a configuration file; - is standard input",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return usageError{fmt.Errorf("%s needs one FILE", cmd.CommandPath())}
@@ -74,13 +80,34 @@ func configCommand() *cobra.Command {
 			return nil
 		},
 		RunE: func(c *cobra.Command, args []string) error {
-			cfg, err := config.Load(args[0])
+			file, load := args[0], config.Load
+			if file == "-" {
+				file, load = "standard input", func(file string) (config.Config, error) { return read(c.InOrStdin(), file) }
+			}
+			cfg, err := load(file)
 			if err != nil {
 				return usageError{err}
 			}
-			fmt.Fprintf(c.OutOrStdout(), "%s: ok, %d fabrics\n", args[0], len(cfg.Fabrics))
+			fmt.Fprintf(c.OutOrStdout(), "%s: ok, %s\n", file, count(len(cfg.Fabrics), "fabric"))
 			return nil
 		},
 	})
 	return cmd
+}
+
+// read parses a configuration that is not in a file; name is what errors call it.
+func read(in io.Reader, name string) (config.Config, error) {
+	data, err := io.ReadAll(in)
+	if err != nil {
+		return config.Config{}, fmt.Errorf("read the configuration from %s: %w", name, err)
+	}
+	return config.Parse(data, name)
+}
+
+// count prints a number of things.
+func count(n int, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
 }
