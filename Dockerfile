@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-#   docker build -t ghcr.io/cohdi/cohdi-agent:dev .
+#   docker build -t ghcr.io/cohdi/cohdi-agent:dev --build-arg VERSION=$(git describe --always --dirty --tags) .
 #
 # Where no registry can be reached, lay the files out first and take them as they are:
 #
-#   go run ./test/image -root .cache/image/root
+#   go run ./test/image -root .cache/image/root -version $(git describe --always --dirty --tags)
 #   buildah build --build-arg FILES=prepared -t ghcr.io/cohdi/cohdi-agent:dev .
 #
 # Either way the image is the agent and the parts of Debian's C library that it and a GPU driver's
@@ -16,7 +16,8 @@ WORKDIR /src
 COPY go.mod go.sum ./
 RUN go mod download
 COPY . .
-RUN go run ./test/image -root /root-fs
+ARG VERSION=dev
+RUN go run ./test/image -root /root-fs -version "${VERSION}"
 
 FROM scratch AS prepared
 COPY .cache/image/root/ /root-fs/

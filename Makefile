@@ -6,6 +6,7 @@ IMAGE   := .cache/image/cohdi-agent.tar
 LIBDIR  := .cache/nvml
 CHASSIS ?= test/chassis/demo.yaml
 RUN     ?= .
+VERSION ?= $(shell git describe --always --dirty --tags 2>/dev/null || echo dev)
 
 # What needs a cluster of its own and takes minutes is not part of the unit tests.
 UNITS = $(shell go list ./... | grep -v -e /test/e2e -e /test/fences)
@@ -104,7 +105,7 @@ $(CLUSTER):
 
 .PHONY: image
 image: ## Build the agent's image, without a container engine
-	go run ./test/image -archive $(IMAGE)
+	go run ./test/image -archive $(IMAGE) -version $(VERSION)
 
 .PHONY: clean
 clean: $(CLUSTER) ## Take the cluster down and remove everything that was built

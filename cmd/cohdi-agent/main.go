@@ -17,9 +17,6 @@ import (
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-agent/internal/config"
 )
 
-// version is set when the program is linked.
-var version = "dev"
-
 // usageError is a mistake in flags or configuration: exit code 2.
 type usageError struct{ error }
 
@@ -52,8 +49,8 @@ func root() *cobra.Command {
 	cmd.SetUsageTemplate(strings.Replace(cmd.UsageTemplate(), "{{if .Runnable}}", "{{if and .Runnable (not .HasAvailableSubCommands)}}", 1))
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	cmd.AddCommand(runCommand(), statusCommand(), configCommand(), uninstallCommand(), &cobra.Command{
-		Use: "version", Short: "Print the version", Args: noArgs,
-		Run: func(c *cobra.Command, _ []string) { fmt.Fprintln(c.OutOrStdout(), "cohdi-agent", version) },
+		Use: "version", Short: "Print the version, the revision of the source and the compiler's version", Args: noArgs,
+		Run: func(c *cobra.Command, _ []string) { fmt.Fprintln(c.OutOrStdout(), told(build())) },
 	})
 	return cmd
 }

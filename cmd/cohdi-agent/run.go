@@ -87,7 +87,7 @@ func run(ctx context.Context, o options) error {
 		return usageError{err}
 	}
 	log := klog.Background().WithValues("node", o.node)
-	log.Info("Starting", "version", version, "fabrics", len(cfg.Fabrics), "config", o.config)
+	log.Info("Starting", "version", build().Version, "revision", build().Revision, "fabrics", len(cfg.Fabrics), "config", o.config)
 	ctx = klog.NewContext(ctx, log)
 	a, err := newAgent(ctx, o, cfg)
 	if err != nil {
@@ -150,7 +150,7 @@ func newAgent(ctx context.Context, o options, cfg config.Config) (*agent, error)
 	}
 	clk := clock.RealClock{}
 	a := &agent{
-		o: o, clock: clk, client: cs, metrics: metrics.New(metrics.Build{Version: version}, driverStates()),
+		o: o, clock: clk, client: cs, metrics: metrics.New(build(), driverStates()),
 		fatal: make(chan error, 1), config: make(chan config.Config),
 	}
 	a.metrics.Configure(names(cfg))

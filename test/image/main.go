@@ -28,6 +28,7 @@ func main() {
 func run(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("image", flag.ContinueOnError)
 	archive := flags.String("archive", "", "write the image as an OCI archive to this file")
+	version := flags.String("version", "dev", "what the agent calls its version")
 	root := flags.String("root", "", "lay the image's files out below this folder, which is replaced")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -40,7 +41,7 @@ func run(ctx context.Context, args []string) error {
 		return fmt.Errorf("create folder for build: %w", err)
 	}
 	defer os.RemoveAll(temp)
-	programs, err := images.Build(ctx, temp)
+	programs, err := images.Build(ctx, temp, *version)
 	if err != nil {
 		return err
 	}

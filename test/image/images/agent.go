@@ -78,22 +78,22 @@ func cLibrary() ([]oci.File, error) {
 	return files, nil
 }
 
-// Build compiles the image's programs into dir and checks that the image will hold all that they load.
-func Build(ctx context.Context, dir string) (Programs, error) {
+// Build compiles the image's programs into dir, the agent as of that version, and checks that the image will hold all that they load.
+func Build(ctx context.Context, dir, version string) (Programs, error) {
 	p := Programs{Agent: filepath.Join(dir, "cohdi-agent"), Hook: filepath.Join(dir, "nvidia-cdi-hook")}
-	for target, pkg := range map[string]string{
-		p.Agent: "./cmd/cohdi-agent",
-		p.Hook:  "github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook",
+	// go-nvml resolves the driver's symbols when they are first called, not when the program starts.
+	const flags = "-ldflags=-s -w -extldflags=-Wl,-z,lazy"
+	for target, of := range map[string]struct{ pkg, flags string }{
+		p.Agent: {"./cmd/cohdi-agent", flags + " -X main.version=" + version},
+		p.Hook:  {"github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook", flags},
 	} {
 		// Not -trimpath: it would compile every dependency once more than tests do. The Dockerfile builds in
 		// a folder of a fixed name, so that its result can be made again.
-		cmd := exec.CommandContext(ctx, "go", "build",
-			// go-nvml resolves the driver's symbols when they are first called, not when the program starts.
-			"-ldflags=-s -w -extldflags=-Wl,-z,lazy", "-o", target, pkg)
+		cmd := exec.CommandContext(ctx, "go", "build", of.flags, "-o", target, of.pkg)
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
 		cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 		if err := cmd.Run(); err != nil {
-			return Programs{}, fmt.Errorf("compile %s: %w", pkg, err)
+			return Programs{}, fmt.Errorf("compile %s: %w", of.pkg, err)
 		}
 		if err := checkLibraries(ctx, target); err != nil {
 			return Programs{}, err
