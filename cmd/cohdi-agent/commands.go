@@ -25,7 +25,7 @@ func statusCommand() *cobra.Command {
 	var agent, kubeconfig string
 	var all bool
 	cmd := &cobra.Command{
-		Use: "status", Short: "Show what this node's GPUs are doing and wait for; with --all, those of all nodes", Args: noArgs,
+		Use: "status", Short: "Show what becomes of this node's GPUs, and why; with --all, those of all nodes", Args: noArgs,
 		Example: "  kubectl exec -n cohdi-system ds/cohdi-agent -- cohdi-agent status",
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithTimeout(c.Context(), askTimeout)

@@ -22,7 +22,7 @@ type rule struct {
 func Next(o Observation) Decision {
 	d, _ := next(&o)
 	if t := o.Tried[d.Kind]; t.Err != nil && o.Now.Before(t.At.Add(o.Settings.Retry)) {
-		return o.waitUntil(t.At.Add(o.Settings.Retry), "%s is tried again: %v", d.Kind, t.Err)
+		return o.waitUntil(t.At.Add(o.Settings.Retry), "tried again soon: %v", t.Err)
 	}
 	return d
 }
@@ -89,7 +89,7 @@ func attaching() []rule {
 		{"machine busy", asked(func(o *Observation) bool { return o.MachineBusy }), (*Observation).waitForMachine},
 		{"look again", func(o *Observation) bool { return !o.Fresh }, (*Observation).list},
 		{"stored, machine as it was", asked(func(o *Observation) bool { return o.MaySend && o.unchanged() }), func(o *Observation) Decision {
-			return o.do(SendAttach, "the intent is stored")
+			return o.do(SendAttach, "its lease says what is asked for, and the machine is as it was")
 		}},
 		{"stored, not so any more", asked(func(o *Observation) bool { return o.MaySend }), (*Observation).storeIntent},
 		// Its outcome.
@@ -177,7 +177,7 @@ func attached() []rule {
 			return o.waitUntil(o.nextLook(), "the claim could not be told yet%s", because(o.Tried[Tell].Err))
 		}},
 		{"in use", func(o *Observation) bool { return !o.Lease.Attempt.IsZero() }, func(o *Observation) Decision {
-			return o.wait("serves claim %s", o.Lease.Attempt.Claim())
+			return o.wait("used by claim %s", o.Lease.Attempt.Claim())
 		}},
 		{"still prepared", (*Observation).prepared, func(o *Observation) Decision {
 			return o.wait("its claim is gone, a container may still use it (not unprepared yet)")
@@ -191,7 +191,7 @@ func attached() []rule {
 			return o.phase(device.Releasing, "the lease was deleted, which is a wish to release")
 		}},
 		{"idle", func(o *Observation) bool { return !o.Lease.IdleSince.IsZero() }, func(o *Observation) Decision {
-			return o.wait("idle since %s", o.Lease.IdleSince.UTC().Format(time.RFC3339))
+			return o.wait("goes back after the cool-down, or when another node needs it")
 		}},
 		{"who has it open", func(o *Observation) bool { return o.scanDue(o.Settings.Hold) }, (*Observation).findHolders},
 		{"held", (*Observation).held, (*Observation).tellHolders},

@@ -85,7 +85,8 @@ type machine struct {
 	changes, current int
 }
 
-// UnitStatus is one line of `cohdi-agent status`.
+// UnitStatus is one line of `cohdi-agent status`: what was last decided for the unit. While an action is under
+// way that is this action.
 type UnitStatus struct {
 	Lease device.Lease
 	Doing attach.Kind
@@ -216,6 +217,7 @@ func (l *Loop) decide(lease device.Lease, all []device.Lease, sight Sight) attac
 		Prepared: prepared, PreparedKnown: known, Holders: mem.holders, HoldersAt: mem.scanned,
 		Told: !lease.Attempt.IsZero() && mem.told == lease.Attempt,
 	}
+	running := mem.running != ""
 	d := attach.Next(o)
 	if d.Kind == attach.ListFabric && l.machine.listing {
 		d.Kind, d.Why = attach.Wait, "the fabric's list is being read" // one list serves all units
@@ -230,7 +232,12 @@ func (l *Loop) decide(lease device.Lease, all []device.Lease, sight Sight) attac
 		mem.taking = d.Lease.FabricDevice
 	}
 	l.machine.listing = l.machine.listing || d.Kind == attach.ListFabric
-	l.status[lease.Unit] = UnitStatus{Lease: lease, Doing: d.Kind, Why: d.Why, Wake: d.Wake}
+	status := UnitStatus{Lease: lease, Doing: d.Kind, Why: d.Why, Wake: d.Wake}
+	if running {
+		status = l.status[lease.Unit]
+		status.Lease = lease
+	}
+	l.status[lease.Unit] = status
 	return d
 }
 

@@ -36,7 +36,7 @@ func TestAttach(t *testing.T) {
 	if r.told[a] != 1 {
 		t.Errorf("told %d times", r.told[a])
 	}
-	wantStatus := []UnitStatus{{Lease: got, Doing: attach.Wait, Why: "serves claim team/c"}}
+	wantStatus := []UnitStatus{{Lease: got, Doing: attach.Wait, Why: "used by claim team/c"}}
 	if diff := cmp.Diff(wantStatus, l.Status()); diff != "" {
 		t.Errorf("status (-want +got):\n%s", diff)
 	}
@@ -439,6 +439,28 @@ func TestOneCallAtATime(t *testing.T) {
 		t.Errorf("told %v, attached %v, leases %v", r.told, r.attached(), r.leases)
 	}
 	r.innocent(t)
+}
+
+// TestStatusWhileActing: what is under way is shown, whatever else is decided meanwhile.
+func TestStatusWhileActing(t *testing.T) {
+	r := newRig(1)
+	r.assign(unit0, "c")
+	q := &later{}
+	l := r.loop(q.spawn)
+	for range 3 {
+		l.Step(t.Context())
+		status := l.Status()
+		if len(status) != 1 || status[0].Doing != attach.ListFabric || status[0].Why != "what is attached decides" {
+			t.Fatalf("while the list is read: %+v", status)
+		}
+	}
+	for len(q.queue) > 0 {
+		q.run(0)
+		l.Step(t.Context())
+	}
+	if got := l.Status(); len(got) != 1 || got[0].Doing == attach.ListFabric {
+		t.Errorf("in the end: %+v", got)
+	}
 }
 
 // TestTwoUnknownsOneDevice: of two units that wait for a device with an unknown outcome, one takes what came.

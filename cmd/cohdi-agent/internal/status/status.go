@@ -55,19 +55,42 @@ func WriteNode(w io.Writer, units []node.UnitStatus, now time.Time) error {
 		_, err := fmt.Fprintln(w, "No unit of a fabric is attached to this node or on its way.")
 		return err
 	}
-	t := newTable(w, "UNIT", "PHASE", "SINCE", "CLAIM", "PCI ADDRESS", "UUID", "WAITS FOR")
+	t := newTable(w, "UNIT", "PHASE", "SINCE", "CLAIM", "PCI ADDRESS", "UUID", "NOW")
 	for _, u := range units {
-		why := u.Why
-		if u.Doing != "" && u.Doing != attach.Wait {
-			why = string(u.Doing) + ": " + why
-		}
-		if d := u.Wake.Sub(now); !u.Wake.IsZero() && d > 0 {
-			why += fmt.Sprintf(" (looks again in %s)", age(d))
-		}
 		l := u.Lease
-		t.row(string(l.Unit), phase(l), since(l.ChangedAt, now), user(l), address(l), string(l.UUID), why)
+		t.row(string(l.Unit), phase(l), since(began(l), now), user(l), address(l), string(l.UUID), doing(u, now))
 	}
 	return t.end()
+}
+
+// words say what an action does, after "it": the agent.
+var words = map[attach.Kind]string{
+	attach.ListFabric:  "asks the fabric manager what is attached",
+	attach.SendAttach:  "asks the fabric manager to attach it",
+	attach.SendDetach:  "asks the fabric manager to detach it",
+	attach.Store:       "writes its lease",
+	attach.StoreIntent: "writes its lease",
+	attach.Delete:      "deletes its lease",
+	attach.Rescan:      "has the kernel look for it on the PCI bus",
+	attach.RescanAll:   "has the kernel look for it on the whole PCI bus",
+	attach.Bind:        "has the driver bound to it",
+	attach.Discover:    "has the driver look for it",
+	attach.FindHolders: "looks for processes that have it open",
+	attach.Drain:       "has the driver let go of it",
+	attach.Undrain:     "has the driver take it back",
+	attach.Remove:      "takes it off the PCI bus",
+	attach.Tell:        "tells its claim that it can be used",
+}
+
+// doing is what the agent does with the unit now, or what it waits for, and why.
+func doing(u node.UnitStatus, now time.Time) string {
+	if what, acts := words[u.Doing]; acts {
+		return what + ": " + u.Why
+	}
+	if d := u.Wake.Sub(now); !u.Wake.IsZero() && d >= time.Second {
+		return fmt.Sprintf("%s (looks again in %s)", u.Why, age(d))
+	}
+	return u.Why
 }
 
 // Fleet is what the cluster says of all fabrics.
@@ -156,7 +179,7 @@ func WriteFleet(w io.Writer, f Fleet, now time.Time) error {
 	})
 	t := newTable(w, "NODE", "FABRIC", "UNIT", "PHASE", "SINCE", "CLAIM", "PCI ADDRESS", "UUID", "NOTE")
 	for _, l := range leases {
-		t.row(l.Node, string(l.Fabric), string(l.Unit), phase(l), since(l.ChangedAt, now), user(l), address(l), string(l.UUID), note(l))
+		t.row(l.Node, string(l.Fabric), string(l.Unit), phase(l), since(began(l), now), user(l), address(l), string(l.UUID), note(l))
 	}
 	for _, bad := range f.Unreadable {
 		t.row(bad.Node, string(bad.Fabric), string(bad.Unit), "?", "", "", "", "", bad.Error())
@@ -174,6 +197,14 @@ func phase(l device.Lease) string {
 		p += ", to be released"
 	}
 	return p
+}
+
+// began is since when the unit is what phase says.
+func began(l device.Lease) time.Time {
+	if l.Idle() {
+		return l.IdleSince
+	}
+	return l.ChangedAt
 }
 
 // user is the claim that a unit was given to.

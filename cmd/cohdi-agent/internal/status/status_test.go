@@ -44,7 +44,13 @@ func units(t *testing.T) []node.UnitStatus {
 		Doing: attach.Wait, Why: "in use",
 	}, {
 		Lease: device.Lease{Fabric: "0", Unit: "a100-1", Node: "n1", Phase: device.Attaching, ChangedAt: now.Add(-5 * time.Minute)},
-		Doing: attach.SendAttach, Why: "the manager\tis busy", Wake: now.Add(7 * time.Second),
+		Doing: attach.Wait, Why: "the manager\tis busy", Wake: now.Add(7 * time.Second),
+	}, {
+		Lease: device.Lease{Fabric: "0", Unit: "l40s-0", Node: "n1", Phase: device.Attached, ChangedAt: now.Add(-time.Hour), IdleSince: now.Add(-3 * time.Minute)},
+		Doing: attach.Wait, Why: "waits", Wake: now.Add(999 * time.Millisecond),
+	}, {
+		Lease: device.Lease{Fabric: "0", Unit: "l40s-1", Node: "n1", Phase: device.Releasing, ChangedAt: now},
+		Doing: attach.Drain, Why: "nobody uses it",
 	}}
 }
 
@@ -55,10 +61,12 @@ func TestWriteNode(t *testing.T) {
 		want  string
 	}{
 		{"nothing", nil, "No unit of a fabric is attached to this node or on its way.\n"},
-		{"two", units(t), strings.TrimPrefix(`
-UNIT    PHASE      SINCE  CLAIM            PCI ADDRESS   UUID                                      WAITS FOR
-a100-0  Attached   90s    team/pod-gpu-x7  0000:3b:00.0  GPU-1b7e8d9c-0000-4000-8000-00000000abcd  in use
-a100-1  Attaching  5m00s  -                -             -                                         SendAttach: the manager is busy (looks again in 7s)
+		{"some", units(t), strings.TrimPrefix(`
+UNIT    PHASE           SINCE  CLAIM            PCI ADDRESS   UUID                                      NOW
+a100-0  Attached        90s    team/pod-gpu-x7  0000:3b:00.0  GPU-1b7e8d9c-0000-4000-8000-00000000abcd  in use
+a100-1  Attaching       5m00s  -                -             -                                         the manager is busy (looks again in 7s)
+l40s-0  Attached, idle  3m00s  -                -             -                                         waits
+l40s-1  Releasing       0s     -                -             -                                         has the driver let go of it: nobody uses it
 `, "\n")},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -70,6 +78,15 @@ a100-1  Attaching  5m00s  -                -             -                      
 				t.Errorf("table (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestWords: no action shows by the name that it has in the code.
+func TestWords(t *testing.T) {
+	for _, k := range attach.Kinds() {
+		if words[k] == "" && k != attach.Wait {
+			t.Errorf("there are no words for %s", k)
+		}
 	}
 }
 
@@ -148,7 +165,7 @@ func TestFleet(t *testing.T) {
 	}
 	for i := range f.Leases {
 		if f.Leases[i].Unit == "a100-0" {
-			f.Leases[i].Phase, f.Leases[i].IdleSince, f.Leases[i].PCI = device.Attached, now, device.PCIAddress{Bus: 0x3b}
+			f.Leases[i].Phase, f.Leases[i].IdleSince, f.Leases[i].PCI = device.Attached, now.Add(2*time.Hour), device.PCIAddress{Bus: 0x3b}
 		} else {
 			f.Leases[i].Failure, f.Leases[i].Phase = device.Failure{Reason: "NoCapacity", Message: "none is\nfree"}, device.Failed
 		}
@@ -161,7 +178,7 @@ func TestFleet(t *testing.T) {
 Fabric 0 is led by n1/uid.
 Fabric 1 is led by nobody.
 NODE  FABRIC  UNIT    PHASE           SINCE  CLAIM  PCI ADDRESS   UUID  NOTE
-n1    0       a100-0  Attached, idle  3h     -      0000:3b:00.0  -     -
+n1    0       a100-0  Attached, idle  60m    -      0000:3b:00.0  -     -
 n2    0       l40s-0  Failed          3h     -      -             -     NoCapacity: none is free
 -     1       -       ?               -      -      -             -     `, "\n") + f.Unreadable[0].Error() + "\n"
 	if diff := cmp.Diff(want, got.String()); diff != "" {
