@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"errors"
+	"reflect"
 	"sync"
 	"time"
 
@@ -49,6 +50,30 @@ type leaderObserver struct {
 	fabric device.FabricID
 }
 
+// said leaves out the pairs of a log line whose value is empty: a unit without a claim has no claim called "/".
+func said(pairs ...any) []any {
+	kept := make([]any, 0, len(pairs))
+	for i := 0; i+1 < len(pairs); i += 2 {
+		value := reflect.ValueOf(pairs[i+1])
+		empty := !value.IsValid() || value.Kind() == reflect.String && value.Len() == 0
+		if z, ok := pairs[i+1].(interface{ IsZero() bool }); ok {
+			empty = z.IsZero()
+		}
+		if !empty {
+			kept = append(kept, pairs[i], pairs[i+1])
+		}
+	}
+	return kept
+}
+
+// claimOf names the attempt's claim; nothing if there is no attempt.
+func claimOf(a device.Attempt) string {
+	if a.IsZero() {
+		return ""
+	}
+	return a.Claim()
+}
+
 // reasonOf is the metrics' word for a failed action.
 func reasonOf(k attach.Kind) string {
 	switch k {
@@ -90,15 +115,15 @@ func (o *observer) Stored(_ context.Context, before, after device.Lease) {
 	if before.Phase == after.Phase && before.Idle() == after.Idle() && before.HeldBy == after.HeldBy {
 		return
 	}
-	log := o.log.WithValues("unit", after.Unit, "phase", after.Phase, "claim", after.Attempt.Claim(),
-		"inPhase", after.ChangedAt.Sub(before.ChangedAt).Round(time.Millisecond))
+	log := o.log.WithValues(said("unit", after.Unit, "phase", after.Phase, "claim", claimOf(after.Attempt),
+		"inPhase", after.ChangedAt.Sub(before.ChangedAt).Round(time.Millisecond))...)
 	switch {
 	case after.Phase == device.Failed:
-		log.Info("Unit failed", "reason", after.Failure.Reason, "message", after.Failure.Message, "retryAfter", after.Failure.RetryAfter)
+		log.Info("Unit failed", said("reason", after.Failure.Reason, "message", after.Failure.Message, "retryAfter", after.Failure.RetryAfter)...)
 	case after.HeldBy != "" && after.HeldBy != before.HeldBy:
 		log.Info("Unit is held open by a process though no claim has it", "heldBy", after.HeldBy)
 	default:
-		log.Info("Unit", "device", after.FabricDevice, "pci", after.PCI, "uuid", after.UUID, "idle", after.Idle())
+		log.Info("Unit", said("device", after.FabricDevice, "pci", after.PCI, "uuid", after.UUID, "idle", after.Idle())...)
 	}
 }
 
@@ -106,13 +131,13 @@ func (o *observer) Stored(_ context.Context, before, after device.Lease) {
 func (o *observer) Deleted(_ context.Context, l device.Lease) {
 	o.onEvents(func(e *nodestatus.Events) { e.Deleted(l) })
 	o.stages.deleted(l, o.clock.Now())
-	o.log.Info("Unit is back in the pool", "unit", l.Unit, "device", l.FabricDevice, "took", o.clock.Since(l.ChangedAt).Round(time.Millisecond))
+	o.log.Info("Unit is back in the pool", said("unit", l.Unit, "device", l.FabricDevice, "took", o.clock.Since(l.ChangedAt).Round(time.Millisecond))...)
 }
 
 // Told implements node.Observer.
 func (o *observer) Told(_ context.Context, l device.Lease) {
 	o.stages.told(l, o.clock.Now())
-	o.log.Info("Claim was told that its device can be used", "unit", l.Unit, "claim", l.Attempt.Claim(), "uuid", l.UUID)
+	o.log.Info("Claim was told that its device can be used", said("unit", l.Unit, "claim", claimOf(l.Attempt), "uuid", l.UUID)...)
 }
 
 // Acted implements node.Observer.
@@ -120,8 +145,8 @@ func (o *observer) Acted(_ context.Context, l device.Lease, k attach.Kind, took 
 	o.stages.acted(l, k, took, o.clock.Now(), err)
 	switch {
 	case err == nil && (k == attach.Rescan || k == attach.RescanAll):
-		o.log.Info("The kernel was asked to look for a device that did not appear by itself", "unit", l.Unit, "device", l.FabricDevice,
-			"everywhere", k == attach.RescanAll, "took", took)
+		o.log.Info("The kernel was asked to look for a device that did not appear by itself", said("unit", l.Unit, "device", l.FabricDevice,
+			"everywhere", k == attach.RescanAll, "took", took)...)
 	case err == nil:
 		o.log.V(2).Info("Done", "unit", l.Unit, "action", k, "took", took)
 	case errors.Is(err, lease.ErrConflict), errors.Is(err, context.Canceled):
@@ -134,8 +159,12 @@ func (o *observer) Acted(_ context.Context, l device.Lease, k attach.Kind, took 
 
 // Operated implements leader.Observer.
 func (o *observer) Operated(_ context.Context, op pool.Op, err error) {
-	if err == nil {
-		o.log.Info("Lease", "operation", op.Kind, "unit", op.Lease.Unit, "node", op.Lease.Node, "claim", op.Attempt.Claim(), "why", op.Why)
+	if err != nil {
+		return
+	}
+	o.log.Info("Lease", said("operation", op.Kind, "unit", op.Lease.Unit, "node", op.Lease.Node, "claim", claimOf(op.Attempt), "why", op.Why)...)
+	if op.Kind == pool.Release {
+		o.onEvents(func(e *nodestatus.Events) { e.Released(op.Lease) })
 	}
 }
 
@@ -143,7 +172,7 @@ func (o *observer) Operated(_ context.Context, op pool.Op, err error) {
 func (o *observer) Refused(_ context.Context, r pool.Refusal) {
 	o.metrics.Failed("AttachRefused")
 	for _, a := range r.Attempts {
-		o.log.Info("Allocation is taken back", "claim", a.Claim(), "device", a.Entry, "node", a.Node, "reason", r.Reason, "message", r.Message)
+		o.log.Info("Allocation is taken back", said("claim", claimOf(a), "device", a.Entry, "node", a.Node, "reason", r.Reason, "message", r.Message)...)
 	}
 	o.onEvents(func(e *nodestatus.Events) { e.Refused(r.Attempts, nil, r.Reason, r.Message) })
 }

@@ -99,6 +99,16 @@ func (e *Events) Stored(before, after device.Lease) {
 	}
 }
 
+// Released tells that a unit was asked to go back: a leader has written that into the holder's lease, which
+// the holder's own writes do not show.
+func (e *Events) Released(l device.Lease) {
+	holder := e.node
+	if l.Node != holder.Name {
+		holder.Name, holder.UID = l.Node, types.UID(l.NodeUID)
+	}
+	(&Events{recorder: e.recorder, node: holder}).record(releasing(l), device.Attempt{})
+}
+
 // Deleted tells that a unit is back in the pool.
 func (e *Events) Deleted(l device.Lease) {
 	e.record(event{
@@ -135,7 +145,7 @@ func changes(before, after device.Lease) []event {
 		add(false, true, ReasonFailed, actionObserve, "GPU %s (%s), %s: %s: %s", after.Unit, after.Model,
 			strings.ToLower(string(before.Phase)), after.Failure.Reason, after.Failure.Message)
 	case after.Phase == device.Releasing:
-		add(false, false, ReasonReleasing, actionRelease, "GPU %s (%s) goes back to the pool", after.Unit, after.Model)
+		all = append(all, releasing(after))
 	}
 	if !before.Idle() && after.Idle() {
 		add(false, false, ReasonIdle, actionObserve, "GPU %s (%s) is idle: any Pod on this node can have it at once", after.Unit, after.Model)
@@ -145,6 +155,12 @@ func changes(before, after device.Lease) []event {
 		all[len(all)-1].unit.ResourceVersion = after.Version // another process is another event
 	}
 	return all
+}
+
+func releasing(l device.Lease) event {
+	return event{
+		reason: ReasonReleasing, action: actionRelease, note: fmt.Sprintf("GPU %s (%s) goes back to the pool", l.Unit, l.Model), unit: leaseRef(l),
+	}
 }
 
 // Refused tells a claim, and the Pods that wait for it, that the leader took an allocation back.

@@ -123,6 +123,8 @@ func TestOtherEvents(t *testing.T) {
 	pods := []Pod{{"ns", "p1", "pu"}}
 	r := &recorder{}
 	e := NewEvents(r, "n1", "uid-1")
+	e.Released(l)
+	e.Released(device.Lease{Fabric: "f1", Unit: "a100-1", Model: "a100", Node: "n2", NodeUID: "uid-2"})
 	e.Deleted(l)
 	e.Refused([]device.Attempt{claim}, pods, "NoCapacity", strings.Repeat("x", 2000))
 	e.Lost(l, pods, "the link is down")
@@ -130,6 +132,8 @@ func TestOtherEvents(t *testing.T) {
 	e.Conflict([]Advertiser{{Name: "nvidia.com/gpu", Devices: 8}})
 	long := "NoCapacity: " + strings.Repeat("x", longestNote-len("NoCapacity: ")-3) + "..."
 	want := []string{
+		"Node n1: Normal Release GPUReleasing: GPU a100-0 (a100) goes back to the pool",
+		"Node n2: Normal Release GPUReleasing: GPU a100-1 (a100) goes back to the pool",
 		"Node n1: Normal Release GPUReturned: GPU a100-0 (a100) is back in the pool of fabric f1",
 		"ResourceClaim ns/c1: Warning Attach GPURefused: " + long,
 		"Pod ns/p1: Warning Attach GPURefused: " + long,

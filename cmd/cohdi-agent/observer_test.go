@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/klog/v2/ktesting"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/cohdi/cohdi-agent/internal/device"
+	"github.com/cohdi/cohdi-agent/internal/metrics"
+	"github.com/cohdi/cohdi-agent/internal/nodestatus"
+	"github.com/cohdi/cohdi-agent/internal/pool"
+)
+
+func TestSaid(t *testing.T) {
+	claimed := device.Attempt{Namespace: "team", Name: "c"}
+	for name, tc := range map[string]struct{ pairs, want []any }{
+		"all empty": {[]any{
+			"claim", claimOf(device.Attempt{}), "device", "", "uuid", device.GPUUUID(""), "pci", device.PCIAddress{}, "at", time.Time{}, "err", nil,
+		}, []any{}},
+		"what is false or none is said": {[]any{"idle", false, "took", time.Duration(0), "n", 0}, []any{"idle", false, "took", time.Duration(0), "n", 0}},
+		"some":                          {[]any{"claim", claimOf(claimed), "uuid", device.GPUUUID(""), "unit", device.Unit("a100-0")}, []any{"claim", "team/c", "unit", device.Unit("a100-0")}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if diff := cmp.Diff(tc.want, said(tc.pairs...)); diff != "" {
+				t.Errorf("pairs (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// recorded are events, as lines.
+type recorded []string
+
+func (r *recorded) Eventf(regarding, _ runtime.Object, _, reason, _, _ string, _ ...any) {
+	if on, ok := regarding.(*corev1.ObjectReference); ok {
+		*r = append(*r, fmt.Sprintf("%s %s (%s): %s", on.Kind, on.Name, on.UID, reason))
+	}
+}
+
+// TestOperated: it is the leader that sends a unit back, so it tells the holder's Node. What did not go through
+// is not told.
+func TestOperated(t *testing.T) {
+	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
+	var events recorded
+	m := metrics.New(build(), nil)
+	o := &observer{log: logger, clock: clocktesting.NewFakePassiveClock(time.Unix(0, 0)), metrics: m, stages: newStages(m)}
+	o.setEvents(nodestatus.NewEvents(&events, "n1", "uid-1"))
+	held := device.Lease{Fabric: "0", Unit: "a100-0", Model: "a100", Node: "n2", NodeUID: "uid-2", Phase: device.Attached}
+	o.Operated(t.Context(), pool.Op{Kind: pool.Release, Lease: held, Why: "it was idle for the cool-down"}, nil)
+	o.Operated(t.Context(), pool.Op{Kind: pool.Release, Lease: held}, errors.New("no longer the leader"))
+	o.Operated(t.Context(), pool.Op{Kind: pool.Assign, Lease: held}, nil)
+	if diff := cmp.Diff(recorded{"Node n2 (uid-2): GPUReleasing"}, events); diff != "" {
+		t.Errorf("events (-want +got):\n%s", diff)
+	}
+	under, ok := logger.GetSink().(ktesting.Underlier)
+	if !ok {
+		t.Fatalf("the log is a %T", logger.GetSink())
+	}
+	if log := under.GetBuffer().String(); strings.Contains(log, "claim=") || !strings.Contains(log, `unit="a100-0"`) {
+		t.Errorf("log: %s", log)
+	}
+}
