@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"time"
 
@@ -17,26 +18,27 @@ import (
 // update.
 const lockPause = 500 * time.Millisecond
 
-// lockHost returns when this process is the one agent of the node that acts. The kernel lets go of the lock
-// when the process ends, however it ends.
-func lockHost(ctx context.Context, clk clock.WithTicker, path string) error {
+// lockHost returns when this process is the one agent of the node that acts. The lock is held until what it
+// returns is closed, which is when the process ends, however it ends. The caller has to keep it: a file that
+// nobody refers to is closed by the garbage collector.
+func lockHost(ctx context.Context, clk clock.WithTicker, path string) (io.Closer, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
-		return fmt.Errorf("open the lock between two agents of this node: %w", err)
+		return nil, fmt.Errorf("open the lock between two agents of this node: %w", err)
 	}
 	for {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
-			return nil // held, and f kept open, until the process ends
+			return f, nil
 		}
 		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
-			return fmt.Errorf("lock %s against another agent of this node: %w", path, err)
+			return nil, errors.Join(fmt.Errorf("lock %s against another agent of this node: %w", path, err), f.Close())
 		}
 		timer := clk.NewTimer(lockPause)
 		select {
 		case <-ctx.Done():
 			timer.Stop()
-			return errors.Join(ctx.Err(), f.Close())
+			return nil, errors.Join(ctx.Err(), f.Close())
 		case <-timer.C():
 		}
 	}

@@ -277,9 +277,11 @@ func (a *agent) run(ctx context.Context) error {
 
 // act waits for the lock between the agents of this node, and for the first look at the cluster.
 func (a *agent) act(ctx context.Context) error {
-	if err := lockHost(ctx, a.clock, filepath.Join(a.o.pluginDir, "lock")); err != nil {
+	lock, err := lockHost(ctx, a.clock, filepath.Join(a.o.pluginDir, "lock"))
+	if err != nil {
 		return ignoreEnd(err)
 	}
+	defer lock.Close() // also what keeps it
 	if err := a.watch.WaitForSync(ctx); err != nil {
 		return ignoreEnd(err)
 	}
