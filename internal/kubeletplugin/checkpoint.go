@@ -255,13 +255,15 @@ func (c *checkpoint) updateLocked(change func(*record) (bool, error)) (kept stri
 	r, stale, err := c.load()
 	if errors.Is(err, errDamaged) {
 		cause = err
+		r = &record{Rebuild: true, Claims: map[types.UID]*entry{}}
 		if kept, err = c.keepDamaged(); err != nil {
 			return "", nil, err
 		}
-		r, stale, err = &record{Rebuild: true, Claims: map[types.UID]*entry{}}, true, nil
+		// At once, whatever becomes of the change: the same damage is kept and told once.
+		err = c.store(r)
 	}
 	if err != nil {
-		return "", nil, err
+		return kept, cause, err
 	}
 	write, err := change(r)
 	if r.Rebuild {
@@ -270,17 +272,24 @@ func (c *checkpoint) updateLocked(change func(*record) (bool, error)) (kept stri
 	if err != nil || (!write && !stale) {
 		return kept, cause, err
 	}
-	data, err := encodeCheckpoint(c.bootID, r)
-	if err == nil {
-		err = replaceFile(c.path(), data, 0o600, nil)
-	}
-	if err != nil {
-		return kept, cause, fmt.Errorf("store the checkpoint: %w", err)
+	if err = c.store(r); err != nil {
+		return kept, cause, err
 	}
 	if write {
 		c.observer.PreparedChanged()
 	}
 	return kept, cause, nil
+}
+
+func (c *checkpoint) store(r *record) error {
+	data, err := encodeCheckpoint(c.bootID, r)
+	if err == nil {
+		err = replaceFile(c.path(), data, 0o600, nil)
+	}
+	if err != nil {
+		return fmt.Errorf("store the checkpoint: %w", err)
+	}
+	return nil
 }
 
 // keepDamaged gives the file a second name. The file itself stays until it is replaced by one that says

@@ -6,8 +6,13 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -230,6 +235,89 @@ func TestRebuiltEntrySurvivesFailedPrepare(t *testing.T) {
 		}
 	})
 }
+
+// The same damage is kept and told once, also when what found it fails, and by whichever agent.
+func TestDamageIsToldOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		old, young := w.known(), w.known()
+		c := w.claim("c", "a100-0")
+		w.attach("a100-0", 0, c)
+		if err := os.WriteFile(old.checkpoint.path(), []byte("x"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range []*Plugin{old, young} {
+			if _, err := prepare(t.Context(), t, p, c); err == nil {
+				t.Error("prepared though it is not known what is prepared")
+			}
+		}
+		if diff := cmp.Diff([]string{"checkpoint.json.damaged-1"}, w.damaged); diff != "" {
+			t.Errorf("told (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// Two agents of a rolling update change the file at once, and neither undoes what the other wrote.
+func TestCheckpointOfTwoProcesses(t *testing.T) {
+	const each = 60
+	claims := func(who string) (all []types.UID) {
+		for i := range each {
+			all = append(all, types.UID(fmt.Sprintf("uid-%s-%d", who, i)))
+		}
+		return all
+	}
+	change := func(dir string, uids []types.UID) error {
+		c := newCheckpoint(dir, "boot-1", clock.RealClock{}, nobody{}, func() {})
+		for _, uid := range uids {
+			if err := c.update(context.Background(), func(r *record) (bool, error) {
+				r.Rebuild = false
+				r.Claims[uid] = &entry{State: prepareCompleted, Devices: []preparedDevice{{Fabric: "0", Unit: "a100-0", Pool: "fabric-0", Entry: "a100-0"}}}
+				return true, nil
+			}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if *otherAgent != "" { // the other process
+		if err := change(*otherAgent, claims("theirs")); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	dir := t.TempDir()
+	other := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestCheckpointOfTwoProcesses$", "-other-agent="+dir)
+	var said bytes.Buffer
+	other.Stdout, other.Stderr = &said, &said
+	if err := other.Start(); err != nil {
+		t.Fatal(err)
+	}
+	mine := change(dir, claims("mine"))
+	if err := errors.Join(mine, other.Wait()); err != nil {
+		t.Fatalf("%v\n%s", err, said.String())
+	}
+	r, err := newCheckpoint(dir, "boot-1", clock.RealClock{}, nobody{}, func() {}).read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, uid := range slices.Concat(claims("mine"), claims("theirs")) {
+		if r.Claims[uid] == nil {
+			t.Errorf("%s was lost", uid)
+		}
+	}
+}
+
+// otherAgent is where the second process of TestCheckpointOfTwoProcesses works.
+var otherAgent = flag.String("other-agent", "", "the data directory of two agents; set by the test itself")
+
+// nobody hears nothing.
+type nobody struct{}
+
+func (nobody) Prepared(Outcome, time.Duration)                       {}
+func (nobody) Unprepared(Outcome, time.Duration)                     {}
+func (nobody) CheckpointDamaged(string, error)                       {}
+func (nobody) OrphanUndone(string, string, types.UID, []device.Unit) {}
+func (nobody) PreparedChanged()                                      {}
 
 func TestDamagedFilesAreBounded(t *testing.T) {
 	w := newWorld(t)
