@@ -34,9 +34,14 @@ type observer struct {
 	// changed is called when the plugin's checkpoint changed.
 	changed func()
 
-	mu     sync.Mutex // guards events, which need the Node's UID
+	mu     sync.Mutex // guards the following
 	events *nodestatus.Events
+	// early is what happened before there were events, which need the Node's UID.
+	early []func(*nodestatus.Events)
 }
+
+// mostEarly bounds what is kept for later: an agent may wait for long for its predecessor to end.
+const mostEarly = 100
 
 var (
 	_ node.Observer          = (*observer)(nil)
@@ -95,13 +100,21 @@ func (o *observer) setEvents(e *nodestatus.Events) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.events = e
+	for _, f := range o.early {
+		f(e)
+	}
+	o.early = nil
 }
 
+// onEvents lets f say something, as soon as there are events.
 func (o *observer) onEvents(f func(*nodestatus.Events)) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.events != nil {
+	switch {
+	case o.events != nil:
 		f(o.events)
+	case len(o.early) < mostEarly:
+		o.early = append(o.early, f)
 	}
 }
 
@@ -212,11 +225,13 @@ func (o *observer) Unprepared(outcome kubeletplugin.Outcome, took time.Duration)
 func (o *observer) CheckpointDamaged(kept string, cause error) {
 	o.metrics.Failed("Checkpoint")
 	o.log.Error(cause, "The plugin's checkpoint cannot be read; it is kept aside and rebuilt from leases and claims, nothing is released meanwhile", "kept", kept)
+	o.onEvents(func(e *nodestatus.Events) { e.CheckpointDamaged(kept, cause) })
 }
 
 // OrphanUndone implements kubeletplugin.Observer.
 func (o *observer) OrphanUndone(namespace, name string, claim types.UID, units []device.Unit) {
 	o.log.Info("A claim that is no more was unprepared without the kubelet's word", "claim", klog.KRef(namespace, name), "claimUID", claim, "units", units)
+	o.onEvents(func(e *nodestatus.Events) { e.Unprepared(namespace, name, claim, units) })
 }
 
 // PreparedChanged implements kubeletplugin.Observer.

@@ -181,7 +181,7 @@ func newAgent(ctx context.Context, o options, cfg config.Config) (*agent, error)
 	}
 	a.plugin, err = kubeletplugin.New(kubeletplugin.Settings{
 		NodeName: o.node, PodUID: types.UID(o.podUID), DataDir: o.pluginDir, RegistrarDir: o.registrarDir, CDIDir: o.cdiDir,
-		BootID: strings.TrimSpace(string(bootID)), Client: cs, Clock: clk,
+		BootID: strings.TrimSpace(string(bootID)), Metadata: true, Client: cs, Clock: clk,
 		Leases: a.leaseNews, GPUs: a.gpuNews, Specs: &specMaker{driver: a.host.driver, hook: hook}, Claims: &claims{cs},
 		Observer: a.obs, Fatal: a.fail,
 	})

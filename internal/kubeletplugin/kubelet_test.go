@@ -10,12 +10,15 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -162,5 +165,150 @@ func TestServesTheKubelet(t *testing.T) {
 				t.Errorf("left behind: %s", f.Name())
 			}
 		}
+	}
+}
+
+// dra is a kubelet's connection to the agent that runs as the Pod uid.
+func (w *world) dra(uid string) drapb.DRAPluginClient {
+	w.t.Helper()
+	return drapb.NewDRAPluginClient(dial(w.t, filepath.Join(w.dataDir, "dra-pod-"+uid+".sock")))
+}
+
+func draClaims(claims ...*resourceapi.ResourceClaim) []*drapb.Claim {
+	all := make([]*drapb.Claim, 0, len(claims))
+	for _, c := range claims {
+		all = append(all, &drapb.Claim{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)})
+	}
+	return all
+}
+
+// atWork tells whether a call for the claim is under way.
+func atWork(p *Plugin, claim types.UID) bool {
+	p.claims.mu.Lock()
+	defer p.claims.mu.Unlock()
+	return p.claims.byClaim[claim] != nil && p.claims.byClaim[claim].interrupt != nil
+}
+
+// A claim that waits for its device holds up no other, of the same call or of another one, nor its own Unprepare.
+func TestKubeletWaitsForOneClaimOnly(t *testing.T) {
+	w := newWorld(t)
+	a, b, c := w.claim("a", "a100-0"), w.claim("b", "a100-1"), w.claim("c", "a100-2")
+	w.attach("a100-1", 1, b)
+	p, _, stop := w.serve("1")
+	defer stop()
+	kubelet := w.dra("1")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	type result struct {
+		answer *drapb.NodePrepareResourcesResponse
+		err    error
+	}
+	waits := make(chan result, 1)
+	go func() {
+		answer, err := kubelet.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: draClaims(a, c)})
+		waits <- result{answer, err}
+	}()
+	prepared := func(c *resourceapi.ResourceClaim) {
+		t.Helper()
+		answer, err := kubelet.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: draClaims(c)})
+		if err != nil || answer.Claims[string(c.UID)].GetError() != "" {
+			t.Fatalf("prepare %s: %v, %v", c.Name, answer, err)
+		}
+	}
+	prepared(b) // the first call waits, or has not come yet: neither matters
+	for len(waits) == 0 && !atWork(p, a.UID) {
+		runtime.Gosched()
+	}
+	undone, err := kubelet.NodeUnprepareResources(ctx, &drapb.NodeUnprepareResourcesRequest{Claims: draClaims(a)})
+	if err != nil || undone.Claims["uid-a"].GetError() != "" {
+		t.Fatalf("unprepare the claim that waits: %v, %v", undone, err)
+	}
+	w.attach("a100-2", 2, c)
+	got := <-waits
+	if got.err != nil || got.answer.Claims["uid-c"].GetError() != "" || !strings.Contains(got.answer.Claims["uid-a"].GetError(), "unprepared") {
+		t.Errorf("the call that waited: %v, %v", got.answer, got.err)
+	}
+}
+
+// Two Pods with one claim, and a kubelet that restarted in between: prepared once, the same answer each time,
+// and gone with the one Unprepare that the kubelet sends for the last Pod.
+func TestKubeletSharesAClaim(t *testing.T) {
+	w := newWorld(t)
+	c := w.claim("c", "a100-0-ready")
+	w.attach("a100-0", 0, nil)
+	p, _, stop := w.serve("1")
+	defer stop()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	const pods = 8
+	answers := make(chan *drapb.NodePrepareResourcesResponse, pods)
+	for range pods {
+		kubelet := w.dra("1")
+		go func() {
+			answer, err := kubelet.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: draClaims(c)})
+			if err != nil {
+				t.Error(err)
+			}
+			answers <- answer
+		}()
+	}
+	first := (<-answers).GetClaims()["uid-c"]
+	if first.GetError() != "" || len(first.GetDevices()) != 1 {
+		t.Fatalf("prepare: %v", first)
+	}
+	for range pods - 1 {
+		other := (<-answers).GetClaims()["uid-c"]
+		if other.GetError() != "" || len(other.GetDevices()) != 1 || !cmp.Equal(first.GetDevices()[0].CdiDeviceIds, other.GetDevices()[0].CdiDeviceIds) {
+			t.Errorf("answers differ: %v and %v", first, other)
+		}
+	}
+	if got := w.lease("a100-0").PreparedFor; !cmp.Equal(got, []string{"uid-c"}) {
+		t.Errorf("prepared-for = %v", got)
+	}
+	for range 2 { // and again, as after its own restart
+		undone, err := w.dra("1").NodeUnprepareResources(ctx, &drapb.NodeUnprepareResourcesRequest{Claims: draClaims(c)})
+		if err != nil || undone.Claims["uid-c"].GetError() != "" {
+			t.Fatalf("unprepare: %v, %v", undone, err)
+		}
+		w.traceless(p, c)
+	}
+}
+
+// An administrator's claim is prepared beside the one that owns the device, by either order, and takes nothing
+// from it; no lease says a word of it.
+func TestKubeletAdminAccess(t *testing.T) {
+	w := newWorld(t)
+	owner, watcher := w.claim("owner", "a100-0"), w.claim("watcher", "a100-0-ready")
+	watcher.Status.Allocation.Devices.Results[0].AdminAccess = new(true)
+	w.attach("a100-0", 0, owner)
+	before := w.lease("a100-0")
+	_, _, stop := w.serve("1")
+	defer stop()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	kubelet := w.dra("1")
+	for _, order := range [][]*resourceapi.ResourceClaim{{watcher, owner}, {owner, watcher}} {
+		for _, c := range order {
+			answer, err := kubelet.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: draClaims(c)})
+			if err != nil || answer.Claims[string(c.UID)].GetError() != "" {
+				t.Fatalf("prepare %s: %v, %v", c.Name, answer, err)
+			}
+		}
+		if w.spec(owner) == "" || w.spec(watcher) == "" {
+			t.Error("one of them has no CDI spec")
+		}
+		undone, err := kubelet.NodeUnprepareResources(ctx, &drapb.NodeUnprepareResourcesRequest{Claims: draClaims(order[0])})
+		if err != nil || undone.Claims[string(order[0].UID)].GetError() != "" {
+			t.Fatalf("unprepare %s: %v, %v", order[0].Name, undone, err)
+		}
+		if w.spec(order[0]) != "" || w.spec(order[1]) == "" {
+			t.Errorf("after %s was unprepared: its spec %q, the other's %q", order[0].Name, w.spec(order[0]), w.spec(order[1]))
+		}
+		if _, err = kubelet.NodeUnprepareResources(ctx, &drapb.NodeUnprepareResourcesRequest{Claims: draClaims(order[1])}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if diff := cmp.Diff(before, w.lease("a100-0")); diff != "" {
+		t.Errorf("the lease was written (-before +after):\n%s", diff)
 	}
 }

@@ -3,6 +3,7 @@
 package nodestatus
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -30,6 +31,10 @@ const (
 	ReasonRefused      = "GPURefused"
 	ReasonLost         = "GPULost"
 	ReasonConflict     = "GPUConflict"
+	ReasonForeign      = "GPUForeign"
+	ReasonUnhealthy    = "GPUUnhealthy"
+	ReasonCheckpoint   = "CheckpointDamaged"
+	ReasonUnprepared   = "ClaimUnprepared"
 )
 
 // What was done when the event happened; the API wants a word for it.
@@ -75,9 +80,16 @@ type event struct {
 	onClaim              bool // else on the Node
 	warning              bool
 	reason, action, note string
-	// unit is the device lease that an event on the Node is about. The API machinery counts events of one
-	// reason as one and keeps the first note, unless they are about different objects.
+	// unit is what an event on the Node is about, its device lease for a unit. The API machinery counts events of
+	// one reason as one and keeps the first note, unless they are about different objects.
 	unit *corev1.ObjectReference
+}
+
+// gpuRef names a GPU that no object stands for.
+func (e *Events) gpuRef(id string) *corev1.ObjectReference {
+	ref := e.node
+	ref.FieldPath = device.Driver + "/gpu{" + id + "}"
+	return &ref
 }
 
 // leaseRef names a unit's device lease: another one each time the unit leaves the pool.
@@ -190,6 +202,48 @@ func (e *Events) Conflict(found []Advertiser) {
 	if c := ConflictCondition(found); c.Status == corev1.ConditionTrue {
 		e.record(event{warning: true, reason: ReasonConflict, action: actionObserve, note: c.Message}, device.Attempt{})
 	}
+}
+
+// Foreign tells the Node of a device that the fabric manager lists on its machine and that nobody of ours attached.
+func (e *Events) Foreign(f device.FabricID, d device.OnFabric) {
+	e.record(event{
+		warning: true, reason: ReasonForeign, action: actionObserve, unit: e.gpuRef(d.ID),
+		note: fmt.Sprintf("fabric %s lists device %s (%s, %s) on this node's machine, and no device lease says why: another tenant or a person attached it; it is neither handed out nor detached",
+			f, d.ID, d.Model, cmp.Or(string(d.UUID), "of unknown identity")),
+	}, device.Attempt{})
+}
+
+// Unhealthy tells the Node that a GPU should not be used any more; what is the unit's or device's name.
+func (e *Events) Unhealthy(what string, uuid device.GPUUUID, why string) {
+	e.record(event{
+		warning: true, reason: ReasonUnhealthy, action: actionObserve, unit: e.gpuRef(string(uuid)),
+		note: fmt.Sprintf("GPU %s (%s) is unhealthy: %s", what, uuid, why),
+	}, device.Attempt{})
+}
+
+// CheckpointDamaged tells the Node that what was prepared had to be found out anew.
+func (e *Events) CheckpointDamaged(kept string, cause error) {
+	e.record(event{
+		warning: true, reason: ReasonCheckpoint, action: actionObserve,
+		note: fmt.Sprintf("the kubelet plugin's checkpoint could not be read (%v); it is kept as %s and rebuilt from device leases and claims", cause, kept),
+	}, device.Attempt{})
+}
+
+// Unprepared tells the Node that a claim that is no more was unprepared in the kubelet's place.
+func (e *Events) Unprepared(namespace, name string, claim types.UID, units []device.Unit) {
+	e.record(event{
+		warning: true, reason: ReasonUnprepared, action: actionRelease,
+		unit: &corev1.ObjectReference{Kind: "ResourceClaim", APIVersion: "resource.k8s.io/v1", Namespace: namespace, Name: name, UID: claim},
+		note: fmt.Sprintf("claim %s/%s is no more and the kubelet did not say so; it was unprepared, and its GPUs are let go: %s", namespace, name, join(units)),
+	}, device.Attempt{})
+}
+
+func join[T ~string](all []T) string {
+	texts := make([]string, 0, len(all))
+	for _, v := range all {
+		texts = append(texts, string(v))
+	}
+	return strings.Join(texts, ", ")
 }
 
 func (e *Events) record(ev event, claim device.Attempt) {

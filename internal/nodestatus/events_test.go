@@ -4,6 +4,7 @@ package nodestatus
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -130,6 +131,11 @@ func TestOtherEvents(t *testing.T) {
 	e.Lost(l, pods, "the link is down")
 	e.Conflict(nil)
 	e.Conflict([]Advertiser{{Name: "nvidia.com/gpu", Devices: 8}})
+	e.Foreign("f1", device.OnFabric{ID: "res-1", Model: "NVIDIA-A100", UUID: "GPU-1"})
+	e.Foreign("f1", device.OnFabric{ID: "res-2", Model: "NVIDIA-A100"})
+	e.Unhealthy("a100-0", "GPU-1", "XID 79")
+	e.CheckpointDamaged("/var/x.damaged-1", errors.New("unexpected end"))
+	e.Unprepared("ns", "c1", "u", []device.Unit{"a100-0", "a100-1"})
 	long := "NoCapacity: " + strings.Repeat("x", longestNote-len("NoCapacity: ")-3) + "..."
 	want := []string{
 		"Node n1: Normal Release GPUReleasing: GPU a100-0 (a100) goes back to the pool",
@@ -141,9 +147,25 @@ func TestOtherEvents(t *testing.T) {
 		"ResourceClaim ns/c1: Warning Observe GPULost: GPU a100-0 (a100) vanished from node n1: the link is down",
 		"Pod ns/p1: Warning Observe GPULost: GPU a100-0 (a100) vanished from node n1: the link is down",
 		"Node n1: Warning Observe GPUConflict: " + ConflictCondition([]Advertiser{{Name: "nvidia.com/gpu", Devices: 8}}).Message,
+		"Node n1: Warning Observe GPUForeign: fabric f1 lists device res-1 (NVIDIA-A100, GPU-1) on this node's machine, and no device lease says why: another tenant or a person attached it; it is neither handed out nor detached",
+		"Node n1: Warning Observe GPUForeign: fabric f1 lists device res-2 (NVIDIA-A100, of unknown identity) on this node's machine, and no device lease says why: another tenant or a person attached it; it is neither handed out nor detached",
+		"Node n1: Warning Observe GPUUnhealthy: GPU a100-0 (GPU-1) is unhealthy: XID 79",
+		"Node n1: Warning Observe CheckpointDamaged: the kubelet plugin's checkpoint could not be read (unexpected end); it is kept as /var/x.damaged-1 and rebuilt from device leases and claims",
+		"Node n1: Warning Release ClaimUnprepared: claim ns/c1 is no more and the kubelet did not say so; it was unprepared, and its GPUs are let go: a100-0, a100-1",
 	}
 	if diff := cmp.Diff(want, r.lines); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)
+	}
+}
+
+// TestForeignDevicesApart: events that the API machinery must not count as one are about different objects.
+func TestForeignDevicesApart(t *testing.T) {
+	r := &recorder{}
+	e := NewEvents(r, "n1", "uid-1")
+	e.Foreign("f1", device.OnFabric{ID: "res-1"})
+	e.Foreign("f1", device.OnFabric{ID: "res-2"})
+	if len(r.about) != 2 || cmp.Equal(r.about[0], r.about[1]) {
+		t.Errorf("the events of two devices are about %v", r.about)
 	}
 }
 
