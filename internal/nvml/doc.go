@@ -10,7 +10,8 @@
 // address in every call; no handle is kept between calls. Whoever took a handle holds the device node open:
 // Drain, Remove and Release let go of what this process holds, so that it is not itself the one who keeps a
 // GPU in use. The driver hides a drained GPU from whoever initialises after that: Inventory and Draining ask
-// for it by address. What a restart loses: whether persistence mode was on before Drain.
+// for it by address. What a restart loses: whether persistence mode was on before Drain, and errors (XIDs) that
+// GPUs reported before.
 //
 // Methods may be called from any goroutine; they run one at a time. Each NVML call has a deadline, and so
 // has the wait for one's turn. A call that does not return by then is given up: the caller gets ErrHung, the

@@ -84,6 +84,7 @@ type Driver struct {
 	// on before.
 	leaving map[device.PCIAddress]bool
 	seen    map[device.PCIAddress]GPU // in the last Inventory
+	events  *listener                 // nil while nobody listens
 }
 
 // library is a loaded library. It is never unloaded: calls are bound to it for the life of the process.
@@ -293,8 +294,9 @@ func (s *session) shutdown() error {
 		// Whoever hangs in the library would be closed under.
 		return fmt.Errorf("shut the driver library down: %w: %s", ErrHung, hung)
 	}
+	err := s.unlisten(lib) // the set would outlive what it listens to
 	s.begin("nvmlShutdown")
-	return failure("nvmlShutdown", "", lib.nvml.Shutdown())
+	return errors.Join(err, failure("nvmlShutdown", "", lib.nvml.Shutdown()))
 }
 
 // restart shuts the library down and initialises it, so that its list of GPUs is the driver's of now.

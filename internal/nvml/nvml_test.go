@@ -10,8 +10,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/google/go-cmp/cmp"
@@ -574,36 +576,63 @@ func TestOldLibrary(t *testing.T) {
 	checkInventory(t, d, a, b)
 }
 
-func TestHealthEvents(t *testing.T) {
-	a, b := h100(0x1a, 0), h100(0x1b, 1)
+// Errors are told once, of the GPU that reported them, also of one that came later, and again after the
+// library was closed under a drain.
+func TestXIDs(t *testing.T) {
+	a, b, later := h100(0x1a, 0), h100(0x1b, 1), h100(0x1c, 2)
 	s := serve(t, a, b)
 	d := newDriver(t)
-	t.Cleanup(func() { close(s.events) })
-	err := d.Do(t.Context(), "watch events", func(lib nvml.Interface) error {
-		set, ret := lib.EventSetCreate()
-		if ret != nvml.SUCCESS {
-			return failure("nvmlEventSetCreate", "", ret)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	look := func(want ...XID) {
+		t.Helper()
+		var got []XID
+		for first := true; first || len(got) < len(want); first = false { // they take their time on the way to the library
+			more, err := d.XIDs(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, more...)
 		}
-		defer set.Free()
-		dev, ret := lib.DeviceGetHandleByUUID(b.uuid)
-		if ret != nvml.SUCCESS {
-			return failure("nvmlDeviceGetHandleByUUID", "", ret)
+		for s.streams.Load() != 1 { // the former listener's end is noticed late
+			if ctx.Err() != nil {
+				t.Fatal("nobody listens, or two do")
+			}
+			runtime.Gosched()
 		}
-		if ret = dev.RegisterEvents(nvml.EventTypeXidCriticalError, set); ret != nvml.SUCCESS {
-			return failure("nvmlDeviceRegisterEvents", "", ret)
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("errors (-want +got):\n%s", diff)
 		}
-		if _, ret = set.Wait(0); ret != nvml.ERROR_TIMEOUT {
-			t.Errorf("Wait without an event returned %d", ret)
+	}
+	report := func(c *card, code int) XID {
+		select {
+		case s.events <- fmt.Sprintf("xid\tpci=%s\tcode=%d", c.pci, code):
+		case <-ctx.Done():
+			t.Fatal("nobody listens")
 		}
-		s.events <- "xid\tpci=" + a.pci + "\tcode=31"
-		s.events <- "xid\tpci=" + b.pci + "\tcode=79"
-		e, ret := set.Wait(10000)
-		if ret != nvml.SUCCESS || e.EventType != nvml.EventTypeXidCriticalError || e.EventData != 79 {
-			t.Errorf("Wait = %+v, %d", e, ret)
-		}
-		return nil
-	})
-	if err != nil {
+		return XID{PCI: c.address(t), UUID: device.GPUUUID(c.uuid), Code: uint64(code)}
+	}
+	look()
+	first, second := report(a, 31), report(b, 79)
+	look(first, second)
+	look()
+
+	s.set(func() { s.gpus = append(s.gpus, later) })
+	if err := d.Rediscover(t.Context(), later.address(t)); err != nil {
 		t.Fatal(err)
+	}
+	look()
+	look(report(later, 48))
+
+	if err := d.Drain(t.Context(), a.address(t)); err != nil {
+		t.Fatal(err)
+	}
+	look() // listens anew
+	look(report(b, 95))
+	if err := d.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if d.listener() != nil {
+		t.Error("it listens though the library is closed")
 	}
 }

@@ -6,12 +6,14 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -71,7 +73,9 @@ type driverServer struct {
 	hang   map[string]chan struct{}
 	asked  chan string
 	events chan string
-	calls  []string
+	// streams counts who listens to events now.
+	streams atomic.Int32
+	calls   []string
 }
 
 // serve loads the driver: a server on the socket beside the library, until the test ends.
@@ -131,12 +135,29 @@ func (s *driverServer) talk(c net.Conn) {
 	lines := bufio.NewScanner(c)
 	for lines.Scan() {
 		if lines.Text() == "events" {
-			for e := range s.events {
-				fmt.Fprintln(c, e)
-			}
+			s.stream(c)
 			return
 		}
 		fmt.Fprintf(c, "%s\n.\n", s.answer(lines.Text()))
+	}
+}
+
+// stream sends events until the library closes its end.
+func (s *driverServer) stream(c net.Conn) {
+	s.streams.Add(1)
+	defer s.streams.Add(-1)
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		_, _ = io.Copy(io.Discard, c)
+	}()
+	for {
+		select {
+		case e := <-s.events:
+			fmt.Fprintln(c, e)
+		case <-gone:
+			return
+		}
 	}
 }
 
