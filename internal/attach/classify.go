@@ -35,7 +35,8 @@ type Present struct {
 	// UUID is empty while NVML does not show the GPU; Name is the driver's word for the model.
 	UUID device.GPUUUID
 	Name string
-	// Since is when this process first saw it here.
+	// Since is when this process first saw it here. A list that was asked for at that very moment was asked for
+	// after that.
 	Since time.Time
 }
 
@@ -121,7 +122,7 @@ func placesOf() []place {
 			func(s *Surroundings, _ *Present) string {
 				return "the fabric manager's list was not read: " + s.Trouble
 			}, true},
-		{"list is older", func(s *Surroundings, g *Present) bool { return !s.ListedAt.After(g.Since) }, Unclassified,
+		{"list is older", func(s *Surroundings, g *Present) bool { return s.ListedAt.Before(g.Since) }, Unclassified,
 			said("it came after the fabric manager's list was read"), true},
 		{"list has no identities", (*Surroundings).blind, Unclassified,
 			said("the fabric manager lists a device without its GPU UUID, which may be this one"), false},

@@ -82,7 +82,8 @@ func TestClassify(t *testing.T) {
 			s.ListedAt, s.NoFabric, s.Leases = time.Time{}, true, []device.Lease{lease}
 		}, want: Leased},
 		{name: "no list", change: func(s *Surroundings) { s.ListedAt = time.Time{} }, want: Unclassified, again: true},
-		{name: "came after the list", change: func(s *Surroundings) { s.ListedAt = came }, want: Unclassified, again: true},
+		{name: "came before the list, by a clock that stands still", change: func(s *Surroundings) { s.ListedAt = came }, want: BuiltIn},
+		{name: "came after the list", change: func(s *Surroundings) { s.ListedAt = came.Add(-1) }, want: Unclassified, again: true},
 		{name: "list without identities", change: func(s *Surroundings) {
 			s.Listed, s.Leases = []device.OnFabric{{ID: "res-2"}}, []device.Lease{{Unit: "a100-0", FabricDevice: "res-2"}}
 		}, want: Unclassified},
@@ -147,7 +148,7 @@ func TestEveryPlaceDecides(t *testing.T) {
 			s.ListedAt = time.Time{}
 		}
 		if on(6) {
-			s.ListedAt = came
+			s.ListedAt = came.Add(-1)
 		}
 		s.NoFabric = on(7)
 		s.Configured = map[device.PCIAddress]bool{g.Address: on(8)}

@@ -51,8 +51,10 @@ type Function struct {
 
 // GPU is one GPU as NVML sees it.
 type GPU struct {
-	Address  device.PCIAddress
-	UUID     device.GPUUUID
+	Address device.PCIAddress
+	UUID    device.GPUUUID
+	// Name is the driver's word for the model.
+	Name     string
 	Draining bool
 }
 
