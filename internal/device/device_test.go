@@ -9,6 +9,20 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
+func TestBuiltInUnit(t *testing.T) {
+	const id, name = GPUUUID("GPU-0a1b2c3d-0000-4000-8000-00000000000f"), Unit("gpu-0a1b2c3d-0000-4000-8000-00000000000f")
+	if got := BuiltInUnit(id); got != name {
+		t.Errorf("BuiltInUnit(%s) = %s", id, got)
+	}
+	for unit, want := range map[Unit]GPUUUID{
+		name: id, "a100-0": "", "gpu-0": "", "": "", "0a1b2c3d-0000-4000-8000-00000000000f": "", Unit(id): "", name + "-ready": "",
+	} {
+		if got, ok := unit.BuiltIn(); got != want || ok != (want != "") {
+			t.Errorf("%q is the GPU %q, %v; want %q", unit, got, ok, want)
+		}
+	}
+}
+
 func TestParsePCIAddress(t *testing.T) {
 	for _, tc := range []struct{ in, want string }{
 		{"0000:3b:00.0", "0000:3b:00.0"},

@@ -114,6 +114,19 @@ func UnitOfEntry(entry string) (u Unit, ready bool) {
 	return Unit(name), ready
 }
 
+// BuiltInUnit names a GPU that is part of a node, in the node's own pool: its UUID in lower case, which is a DNS
+// label.
+func BuiltInUnit(id GPUUUID) Unit { return Unit(strings.ToLower(string(id))) }
+
+// BuiltIn returns the GPU that BuiltInUnit named, and whether the name is of that form.
+func (u Unit) BuiltIn() (GPUUUID, bool) {
+	if !strings.HasPrefix(string(u), "gpu-") {
+		return "", false
+	}
+	id, err := ParseGPUUUID(string(u))
+	return id, err == nil && BuiltInUnit(id) == u
+}
+
 // LeaseName returns the name of the unit's device lease. It is never parsed: read the labels.
 func LeaseName(f FabricID, u Unit) string { return "device-" + string(f) + "-" + string(u) }
 

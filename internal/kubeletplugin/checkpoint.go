@@ -37,15 +37,19 @@ const (
 
 // preparedDevice is one allocation result of a claim.
 type preparedDevice struct {
-	Request string          `json:"request,omitempty"`
-	Pool    string          `json:"pool"`
-	Entry   string          `json:"entry"`
-	Fabric  device.FabricID `json:"fabric"`
-	Unit    device.Unit     `json:"unit"`
+	Request string `json:"request,omitempty"`
+	Pool    string `json:"pool"`
+	Entry   string `json:"entry"`
+	// Fabric is empty for a GPU that is built into this node, which Unit names.
+	Fabric device.FabricID `json:"fabric,omitempty"`
+	Unit   device.Unit     `json:"unit"`
 	// Admin: the claim may look, it owns nothing.
 	Admin bool           `json:"admin,omitempty"`
 	UUID  device.GPUUUID `json:"uuid,omitempty"`
 }
+
+// builtIn tells that the device is part of this node and of no fabric: no lease speaks of it.
+func (d preparedDevice) builtIn() bool { return d.Fabric == "" }
 
 // entry is what is prepared for one claim.
 type entry struct {
@@ -161,7 +165,7 @@ func checkEntry(uid types.UID, e *entry) error {
 		return fmt.Errorf("claim %s is in the unknown state %q", uid, e.State)
 	}
 	for _, d := range e.Devices {
-		if d.Fabric == "" || d.Unit == "" {
+		if _, builtIn := d.Unit.BuiltIn(); d.Unit == "" || d.builtIn() && !builtIn {
 			return fmt.Errorf("claim %s has a device without fabric or unit", uid)
 		}
 	}

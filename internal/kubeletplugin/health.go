@@ -32,7 +32,7 @@ func (p *Plugin) WatchHealthStatus(ctx context.Context, reports chan<- kubeletpl
 		select {
 		case <-ctx.Done():
 			return nil
-		case reports <- healthReport(p.s.Health.Units(), p.s.Clock.Now()):
+		case reports <- healthReport(p.s.Health.Units(), p.s.NodeName, p.s.Clock.Now()):
 		}
 		select {
 		case <-ctx.Done():
@@ -43,8 +43,9 @@ func (p *Plugin) WatchHealthStatus(ctx context.Context, reports chan<- kubeletpl
 	}
 }
 
-// healthReport speaks of both entries of each unit: the kubelet knows the one that was allocated.
-func healthReport(units []UnitHealth, now time.Time) kubeletplugin.DeviceHealthReport {
+// healthReport speaks of both entries of each unit: the kubelet knows the one that was allocated. A GPU that is
+// built into the node has one.
+func healthReport(units []UnitHealth, node string, now time.Time) kubeletplugin.DeviceHealthReport {
 	var report kubeletplugin.DeviceHealthReport
 	for _, u := range units {
 		h := kubeletplugin.DeviceHealth{
@@ -54,7 +55,11 @@ func healthReport(units []UnitHealth, now time.Time) kubeletplugin.DeviceHealthR
 		if now.Sub(u.At) > healthStale {
 			h.Health, h.Message = kubeletplugin.HealthStatusUnknown, "not looked at since "+u.At.UTC().Format(time.RFC3339)
 		}
-		for _, entry := range []string{u.Unit.Entry(), u.Unit.ReadyEntry()} {
+		entries := []string{u.Unit.Entry(), u.Unit.ReadyEntry()}
+		if u.Fabric == "" {
+			h.PoolName, entries = node, entries[:1]
+		}
+		for _, entry := range entries {
 			h.DeviceName = entry
 			report.Devices = append(report.Devices, h)
 		}

@@ -37,6 +37,7 @@ func TestWatchHealthStatus(t *testing.T) {
 		h := &someHealth{change: newBroadcast(), units: []UnitHealth{
 			{Fabric: "0", Unit: "u1", Health: device.HealthOK, At: seen},
 			{Fabric: "0", Unit: "u2", Health: device.HealthCritical, Message: "XID 79", At: seen},
+			{Unit: "gpu-1", Health: device.HealthOK, At: seen},
 		}}
 		p.s.Health = h
 		ctx, cancel := context.WithCancel(t.Context())
@@ -49,7 +50,9 @@ func TestWatchHealthStatus(t *testing.T) {
 		want := kubeletplugin.DeviceHealthReport{Devices: []kubeletplugin.DeviceHealth{
 			dev("u1", kubeletplugin.HealthStatusHealthy, ""), dev("u1-ready", kubeletplugin.HealthStatusHealthy, ""),
 			dev("u2", kubeletplugin.HealthStatusUnhealthy, "XID 79"), dev("u2-ready", kubeletplugin.HealthStatusUnhealthy, "XID 79"),
+			dev("gpu-1", kubeletplugin.HealthStatusHealthy, ""),
 		}}
+		want.Devices[4].PoolName = "n1"
 		if diff := cmp.Diff(want, <-reports); diff != "" {
 			t.Errorf("first report (-want +got):\n%s", diff)
 		}

@@ -59,12 +59,17 @@ func (w *world) apiServer() kubernetes.Interface {
 // serve runs an agent as the Pod uid until stop.
 func (w *world) serve(uid string) (p *Plugin, registry string, stop func()) {
 	w.t.Helper()
+	return w.serveWith(uid, w.apiServer())
+}
+
+func (w *world) serveWith(uid string, client kubernetes.Interface) (p *Plugin, registry string, stop func()) {
+	w.t.Helper()
 	registry = filepath.Join(filepath.Dir(w.dataDir), "registry")
 	if err := os.MkdirAll(registry, 0o750); err != nil {
 		w.t.Fatal(err)
 	}
 	p = w.plugin()
-	p.s.Client, p.s.PodUID, p.s.RegistrarDir, p.s.Metadata = w.apiServer(), types.UID("pod-"+uid), registry, true
+	p.s.Client, p.s.PodUID, p.s.RegistrarDir, p.s.Metadata = client, types.UID("pod-"+uid), registry, true
 	ctx, cancel := context.WithCancel(w.t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- p.Run(ctx) }()

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	metadatav1beta1 "k8s.io/dynamic-resource-allocation/api/metadata/v1beta1"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 	"k8s.io/utils/clock"
@@ -54,7 +55,7 @@ type Settings struct {
 	Fatal func(error)
 }
 
-// Plugin serves the kubelet. New, then Run; PreparedBy at any time.
+// Plugin serves the kubelet. New, then Run; PreparedBy and Publish at any time.
 type Plugin struct {
 	s          Settings
 	checkpoint *checkpoint
@@ -66,6 +67,15 @@ type Plugin struct {
 	untidy chan struct{}
 
 	registered atomic.Pointer[registerapi.RegistrationStatus]
+
+	mu     sync.Mutex // guards the following
+	helper publisher  // nil before Run and after it
+	pool   *resourceslice.DriverResources
+}
+
+// publisher is what writes the node's own pool.
+type publisher interface {
+	PublishResources(ctx context.Context, r resourceslice.DriverResources) error
 }
 
 var _ kubeletplugin.DRAPlugin = (*Plugin)(nil)
@@ -120,7 +130,38 @@ func (p *Plugin) Run(ctx context.Context) error {
 	}
 	// Stop waits for the sockets to be removed: a stale one makes the kubelet dial it for ever.
 	defer helper.Stop()
+	if err = p.setHelper(ctx, helper); err != nil {
+		return err
+	}
+	defer p.setHelper(ctx, nil) //nolint:errcheck // nothing is published by it
 	p.tidyUntil(ctx)
+	return nil
+}
+
+func (p *Plugin) setHelper(ctx context.Context, h publisher) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.helper = h
+	return p.publishLocked(ctx)
+}
+
+// Publish replaces what the node's own pool offers, of which claims are prepared without a device lease. Nothing
+// is written before the first call, so that of two agents of one node only one writes. It does not block; what
+// cannot be written is tried again.
+func (p *Plugin) Publish(ctx context.Context, r resourceslice.DriverResources) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.pool = &r
+	return p.publishLocked(ctx)
+}
+
+func (p *Plugin) publishLocked(ctx context.Context) error {
+	if p.helper == nil || p.pool == nil {
+		return nil
+	}
+	if err := p.helper.PublishResources(ctx, *p.pool); err != nil {
+		return fmt.Errorf("publish the node's own pool: %w", err)
+	}
 	return nil
 }
 

@@ -63,8 +63,9 @@ type Claims interface {
 	List(ctx context.Context) ([]resourceapi.ResourceClaim, error)
 }
 
-// UnitHealth is the health of one attached unit.
+// UnitHealth is the health of one attached unit, or of a GPU that is built into the node.
 type UnitHealth struct {
+	// Fabric is empty for what is built-in.
 	Fabric  device.FabricID
 	Unit    device.Unit
 	Health  device.Health
@@ -73,9 +74,9 @@ type UnitHealth struct {
 	At time.Time
 }
 
-// Health knows how the attached units of this node are.
+// Health knows how the GPUs of this node are.
 type Health interface {
-	// Units returns the health of every unit that is attached to this node.
+	// Units returns the health of every unit that is attached to this node, and of its built-in GPUs.
 	Units() []UnitHealth
 	// Changed returns a channel that is closed when the health of a unit changes next.
 	Changed() <-chan struct{}

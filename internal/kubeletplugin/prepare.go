@@ -92,7 +92,7 @@ func (p *Plugin) withPatience(ctx context.Context) (context.Context, func()) {
 
 // prepare brings one claim to PrepareCompleted, or leaves no trace of the try.
 func (p *Plugin) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) (_ []kubeletplugin.Device, err error) {
-	devices, err := demanded(claim)
+	devices, err := demanded(claim, p.s.NodeName)
 	if err != nil {
 		return nil, err
 	}
@@ -146,7 +146,7 @@ func (p *Plugin) sleep(ctx context.Context, wake []<-chan struct{}) error {
 }
 
 // demanded reads what the claim was given of our devices.
-func demanded(claim *resourceapi.ResourceClaim) ([]preparedDevice, error) {
+func demanded(claim *resourceapi.ResourceClaim, node string) ([]preparedDevice, error) {
 	if !validUID(claim.UID) {
 		return nil, fmt.Errorf("the claim's UID %q cannot name a file", claim.UID)
 	}
@@ -158,20 +158,28 @@ func demanded(claim *resourceapi.ResourceClaim) ([]preparedDevice, error) {
 		if r.Driver != device.Driver {
 			continue
 		}
-		fabric, ok := device.FabricOfPool(r.Pool)
+		d, ok := demandedDevice(r, node)
 		if !ok {
-			return nil, fmt.Errorf("device %s/%s is not of a fabric's pool: this agent does not publish it", r.Pool, r.Device)
+			return nil, fmt.Errorf("device %s/%s is neither of a fabric's pool nor of this node's own: this agent does not publish it", r.Pool, r.Device)
 		}
-		unit, _ := device.UnitOfEntry(r.Device)
-		devices = append(devices, preparedDevice{
-			Request: r.Request, Pool: r.Pool, Entry: r.Device, Fabric: fabric, Unit: unit,
-			Admin: ptr.Deref(r.AdminAccess, false),
-		})
+		devices = append(devices, d)
 	}
 	if len(devices) == 0 {
 		return nil, fmt.Errorf("no device of driver %s is allocated to the claim", device.Driver)
 	}
 	return devices, nil
+}
+
+func demandedDevice(r resourceapi.DeviceRequestAllocationResult, node string) (preparedDevice, bool) {
+	d := preparedDevice{Request: r.Request, Pool: r.Pool, Entry: r.Device, Admin: ptr.Deref(r.AdminAccess, false)}
+	if id, builtIn := device.Unit(r.Device).BuiltIn(); builtIn && r.Pool == node {
+		d.Unit, d.UUID = device.Unit(r.Device), id
+		return d, true
+	}
+	var ok bool
+	d.Fabric, ok = device.FabricOfPool(r.Pool)
+	d.Unit, _ = device.UnitOfEntry(r.Device)
+	return d, ok
 }
 
 // tryPrepare goes the whole way once, if everything is there. Each step finds what an earlier try did.
@@ -230,8 +238,26 @@ func (p *Plugin) resolve(ctx context.Context, claim *resourceapi.ResourceClaim, 
 	return leases, gpus, nil
 }
 
+// own tells whether a GPU that is built into this node is still that: a lease that names it says otherwise. What
+// stands for its lease holds its identity alone.
+func (p *Plugin) own(ctx context.Context, d preparedDevice) (device.Lease, error) {
+	held, err := p.s.Leases.Held(ctx)
+	if err != nil {
+		return device.Lease{}, waitFor("the device leases of this node, which may name GPU %s: %v", d.UUID, err)
+	}
+	for _, l := range held {
+		if l.UUID == d.UUID {
+			return l, waitFor("GPU %s to be built into this node again: it is unit %s of fabric %s", d.UUID, l.Unit, l.Fabric)
+		}
+	}
+	return device.Lease{UUID: d.UUID}, nil
+}
+
 // usable reads the unit's lease and tells whether the claim may use the unit here and now.
 func (p *Plugin) usable(ctx context.Context, claim *resourceapi.ResourceClaim, d preparedDevice) (device.Lease, error) {
+	if d.builtIn() {
+		return p.own(ctx, d)
+	}
 	l, found, err := p.s.Leases.Get(ctx, d.Fabric, d.Unit)
 	if err != nil {
 		return l, waitFor("the device lease of unit %s: %v", d.Unit, err)

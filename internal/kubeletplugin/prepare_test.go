@@ -100,7 +100,7 @@ func TestPrepareLosesToRelease(t *testing.T) {
 				if entry == "a100-0" {
 					w.attach("a100-0", 0, c)
 				}
-				devices, err := demanded(c)
+				devices, err := demanded(c, w.node)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -475,7 +475,7 @@ func TestPrepareAfterReboot(t *testing.T) {
 // Killed between any two steps: the next agent goes on, and an Unprepare cleans up.
 func TestPrepareResumesAfterCrash(t *testing.T) {
 	crash := func(w *world, p *Plugin, c *resourceapi.ResourceClaim, steps int) {
-		devices, err := demanded(c)
+		devices, err := demanded(c, w.node)
 		if err != nil {
 			w.t.Fatal(err)
 		}

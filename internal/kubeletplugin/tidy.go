@@ -11,7 +11,9 @@ import (
 	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
@@ -93,9 +95,9 @@ func (p *Plugin) tidy(ctx context.Context, orphans map[types.UID]*orphan) (busy 
 	return busy, errors.Join(strayErr, err, p.undoOrphans(ctx, orphans))
 }
 
-// rebuild fills a checkpoint that was lost with what the device leases say. It errs on the side of
-// "prepared": a claim that the kubelet asks to prepare again is none the worse for it, and one that is
-// no more is undone as an orphan.
+// rebuild fills a checkpoint that was lost with what the device leases say, and the claims for what no lease
+// speaks of. It errs on the side of "prepared": a claim that the kubelet asks to prepare again is none the worse
+// for it, and one that is no more is undone as an orphan.
 func (p *Plugin) rebuild(ctx context.Context) error {
 	// Not read: only a writer keeps a damaged file aside.
 	lost := false
@@ -109,10 +111,11 @@ func (p *Plugin) rebuild(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("rebuild the checkpoint from device leases: %w", err)
 	}
-	names, err := p.claimNames(ctx, leases)
+	claims, err := p.s.Claims.List(ctx)
 	if err != nil {
 		return fmt.Errorf("rebuild the checkpoint from claims: %w", err)
 	}
+	names := claimNames(leases, claims)
 	err = p.checkpoint.update(ctx, func(r *record) (bool, error) {
 		if !r.Rebuild {
 			return false, nil
@@ -120,40 +123,76 @@ func (p *Plugin) rebuild(ctx context.Context) error {
 		for _, l := range leases {
 			r.adopt(l, names)
 		}
+		for i := range claims {
+			r.adoptClaim(&claims[i], p.s.NodeName, leases)
+		}
 		r.Rebuild, r.Unprepared = false, nil
 		return true, nil
 	})
 	if err == nil {
 		p.released.send()
-		klog.FromContext(ctx).Info("Rebuilt the checkpoint from device leases", "leases", len(leases))
+		klog.FromContext(ctx).Info("Rebuilt the checkpoint from device leases and claims", "leases", len(leases))
 	}
 	return err
 }
 
 // claimNames finds the names of claims that leases know by UID only.
-func (p *Plugin) claimNames(ctx context.Context, leases []device.Lease) (map[types.UID]types.NamespacedName, error) {
+func claimNames(leases []device.Lease, claims []resourceapi.ResourceClaim) map[types.UID]types.NamespacedName {
 	names := map[types.UID]types.NamespacedName{}
-	unnamed := false
 	for _, l := range leases {
 		if !l.Attempt.IsZero() {
 			names[types.UID(l.Attempt.UID)] = types.NamespacedName{Namespace: l.Attempt.Namespace, Name: l.Attempt.Name}
 		}
 	}
-	for _, l := range leases {
-		for _, uid := range l.PreparedFor {
-			if _, ok := names[types.UID(uid)]; !ok {
-				unnamed = true
+	for i := range claims {
+		names[claims[i].UID] = types.NamespacedName{Namespace: claims[i].Namespace, Name: claims[i].Name}
+	}
+	return names
+}
+
+// adoptClaim enters what no lease says of a claim: GPUs that are built into this node, and admin access to units
+// that it holds.
+func (r *record) adoptClaim(claim *resourceapi.ResourceClaim, node string, leases []device.Lease) {
+	if claim.Status.Allocation == nil || !validUID(claim.UID) || r.Unprepared[claim.UID] || !allocatedTo(claim, node) {
+		return
+	}
+	for _, result := range claim.Status.Allocation.Devices.Results {
+		d, ours := demandedDevice(result, node)
+		if !ours || result.Driver != device.Driver {
+			continue
+		}
+		if !d.builtIn() {
+			held := slices.IndexFunc(leases, func(l device.Lease) bool { return l.Fabric == d.Fabric && l.Unit == d.Unit })
+			if !d.Admin || held < 0 {
+				continue
 			}
+			d.UUID = leases[held].UUID
+		}
+		e := r.Claims[claim.UID]
+		if e == nil {
+			e = &entry{State: prepareCompleted, Rebuilt: true, Namespace: claim.Namespace, Name: claim.Name}
+			r.Claims[claim.UID] = e
+		}
+		e.AllocatedAt = allocatedAt(claim)
+		e.Devices = append(e.Devices, d)
+	}
+}
+
+// allocatedTo tells whether the claim's Pod can be on the node.
+func allocatedTo(claim *resourceapi.ResourceClaim, node string) bool {
+	selector := claim.Status.Allocation.NodeSelector
+	if selector == nil {
+		return true
+	}
+	for _, term := range selector.NodeSelectorTerms {
+		other := slices.ContainsFunc(term.MatchFields, func(r corev1.NodeSelectorRequirement) bool {
+			return r.Key == metav1.ObjectNameField && r.Operator == corev1.NodeSelectorOpIn && !slices.Contains(r.Values, node)
+		})
+		if !other {
+			return true
 		}
 	}
-	if !unnamed {
-		return names, nil
-	}
-	claims, err := p.s.Claims.List(ctx)
-	for _, c := range claims {
-		names[c.UID] = types.NamespacedName{Namespace: c.Namespace, Name: c.Name}
-	}
-	return names, err
+	return false
 }
 
 // adopt enters the claims that a lease names.
