@@ -25,8 +25,11 @@ type Config struct {
 	Fabrics []Fabric
 	// Machines names the machine of a Node whose provider id and annotation do not.
 	Machines map[string]device.Machine
-	Timings  Timings
-	Logging  Logging
+	// BuiltIn lists, by Node, the addresses of GPUs that are part of it and of no pool, for where the fabric
+	// manager's list cannot tell.
+	BuiltIn map[string][]device.PCIAddress
+	Timings Timings
+	Logging Logging
 	// DriverRoots are directories on the host where the NVIDIA driver's files may lie, in the order in
 	// which they are looked at.
 	DriverRoots []string

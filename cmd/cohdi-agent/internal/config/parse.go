@@ -118,6 +118,7 @@ func (r *reader) config(f field) Config {
 		"kind":       func(f field) { word(r, f, &kind, Kind) },
 		"fabrics":    func(f field) { c.Fabrics = r.fabrics(f) },
 		"machines":   func(f field) { c.Machines = r.machines(f) },
+		"builtIn":    func(f field) { c.BuiltIn = r.builtIn(f) },
 		"timings":    func(f field) { r.timings(f, &c.Timings) },
 		"logging": func(f field) {
 			r.object(f, map[string]func(field){
@@ -326,6 +327,32 @@ func (r *reader) machines(f field) map[string]device.Machine {
 			r.say(value, "%s is the machine of node %s already", m, other)
 		}
 		owner[m], all[key.Value] = key.Value, m
+	})
+	return all
+}
+
+func (r *reader) builtIn(f field) map[string][]device.PCIAddress {
+	all := map[string][]device.PCIAddress{}
+	r.entries(f, func(key *yaml.Node, value field) {
+		if problems := validation.IsDNS1123Subdomain(key.Value); len(problems) > 0 {
+			r.say(field{key, value.path}, "is not a Node's name: %s", strings.Join(problems, "; "))
+		}
+		r.list(value, func(f field) {
+			const want = `the PCI address of a GPU, as "0000:17:00.0"`
+			text, ok := r.text(f, want)
+			if !ok {
+				return
+			}
+			at, err := device.ParsePCIAddress(text)
+			switch {
+			case err != nil || at.IsZero():
+				r.kind(f, want)
+			case slices.Contains(all[key.Value], at):
+				r.say(f, "%s stands in this list already", at)
+			default:
+				all[key.Value] = append(all[key.Value], at)
+			}
+		})
 	})
 	return all
 }

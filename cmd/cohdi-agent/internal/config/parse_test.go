@@ -46,6 +46,8 @@ logging: {format: json}
 driverRoots: [/run/nvidia/driver]
 foreignDevices: report
 ifAdvertisedElsewhere: ignore
+builtIn:
+  node-1: ["0000:17:00.0", "10000:3a:00.0"]
 `
 
 func TestParse(t *testing.T) {
@@ -67,6 +69,7 @@ func TestParse(t *testing.T) {
 			}},
 		}},
 		Machines: map[string]device.Machine{"node-1": "9b1d3e20-1111-4a6b-8c00-00000000a001"},
+		BuiltIn:  map[string][]device.PCIAddress{"node-1": {{Bus: 0x17}, {Domain: 0x10000, Bus: 0x3a}}},
 		Timings: Timings{
 			AttachDeadline: 3 * time.Minute, CoolDown: 0, ReadySettle: 5 * time.Second, LeaderList: 20 * time.Second,
 			NodeList: 5 * time.Minute, AgentAway: 2 * time.Minute, RetryAfter: 30 * time.Second,
@@ -112,7 +115,7 @@ func TestParseErrors(t *testing.T) {
 		{"manifest", "", "---\napiVersion: v1\nkind: Namespace\nmetadata:\n  name: x\n---\nkind: ConfigMap\n", "c.yaml:2: is a manifest of Kubernetes, a Namespace; give the content of config.yaml"},
 		{"ConfigMap", "", "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: x}\ndata: {config.yaml: x}\n", "c.yaml:1: is a manifest of Kubernetes, a ConfigMap; give the content of config.yaml"},
 		{"not YAML", "", head + "fabrics: [\n", "c.yaml:3: is not YAML: did not find expected node content"},
-		{"unknown field", "foreignDevices: report", "foreignDevice: report", "c.yaml:27: foreignDevice: is not a field; fields here are apiVersion, driverRoots, fabrics, foreignDevices, ifAdvertisedElsewhere, kind, logging, machines, timings"},
+		{"unknown field", "foreignDevices: report", "foreignDevice: report", "c.yaml:27: foreignDevice: is not a field; fields here are apiVersion, builtIn, driverRoots, fabrics, foreignDevices, ifAdvertisedElsewhere, kind, logging, machines, timings"},
 		{"unknown field below", "maxPerNode: 4", "max: 4", "c.yaml:15: fabrics[0].models[0].max: is not a field; fields here are attributes, fabricModel, maxPerNode, name"},
 		{"twice", "kind: Config", "kind: Config\nkind: Config", "c.yaml:3: kind: stands here again, first on line 2"},
 		{"alias", "", head + "logging: &x {format: text}\ntimings: *x\n", "c.yaml:4: timings: is the alias *x; write the value out"},
@@ -144,6 +147,12 @@ func TestParseErrors(t *testing.T) {
 		{"no driver root", "[/run/nvidia/driver]", "[]", "c.yaml:26: driverRoots: is empty; leave the field out for its default"},
 		{"adopt", "foreignDevices: report", "foreignDevices: adopt", `c.yaml:27: foreignDevices: is "adopt", must be "report"`},
 		{"word", "ifAdvertisedElsewhere: ignore", "ifAdvertisedElsewhere: [x]", `c.yaml:28: ifAdvertisedElsewhere: is a list, must be "withhold" or "ignore"`},
+		{"built-in of no node", "  node-1: [\"0000:17", "  Node_1: [\"0000:17", "c.yaml:30: builtIn.Node_1: is not a Node's name: "},
+		{"built-in everywhere", `  node-1: ["0000:17:00.0", "10000:3a:00.0"]`, `- "0000:17:00.0"`, "c.yaml:30: builtIn: is a list, must be a map"},
+		{"one built-in", `["0000:17:00.0", "10000:3a:00.0"]`, `"0000:17:00.0"`, `c.yaml:30: builtIn.node-1: is "0000:17:00.0", must be a list`},
+		{"no address", "0000:17:00.0", "GPU 0", `c.yaml:30: builtIn.node-1[0]: is "GPU 0", must be the PCI address of a GPU, as "0000:17:00.0"`},
+		{"address zero", "0000:17:00.0", "0000:00:00.0", `c.yaml:30: builtIn.node-1[0]: is "0000:00:00.0", must be the PCI address`},
+		{"address twice", "10000:3a:00.0", "17:00.0", "c.yaml:30: builtIn.node-1[1]: 0000:17:00.0 stands in this list already"},
 		{"key that is a list", "logging: {format: json}", "? [a]\n: b", "c.yaml:25: is a list, must be a word in front of the colon"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
