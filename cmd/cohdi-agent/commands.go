@@ -33,11 +33,11 @@ func statusCommand() *cobra.Command {
 			if all {
 				return showAll(ctx, c, kubeconfig)
 			}
-			units, err := status.Ask(ctx, http.DefaultClient, agent)
+			of, err := status.Ask(ctx, http.DefaultClient, agent)
 			if err != nil {
 				return err
 			}
-			return status.WriteNode(c.OutOrStdout(), units, time.Now())
+			return status.WriteNode(c.OutOrStdout(), of, time.Now())
 		},
 	}
 	cmd.Flags().StringVar(&agent, "agent", "http://127.0.0.1:8080/status", "where the agent answers")

@@ -32,7 +32,7 @@ func testObserver(t *testing.T) *observer {
 	return &observer{log: log, clock: clocktesting.NewFakePassiveClock(time.Unix(0, 0)), metrics: m, stages: newStages(m), changed: func() {}}
 }
 
-// What the plugin finds when it starts is reasons once the Node is known, and once only.
+// What the plugin finds when it starts is said once the Node is known, and once only.
 func TestEarlyEvents(t *testing.T) {
 	o := testObserver(t)
 	o.CheckpointDamaged("kept", errors.New("torn"))

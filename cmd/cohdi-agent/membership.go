@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -42,19 +43,28 @@ type membership struct {
 	cfg      config.Config
 	managers map[device.FabricID]*manager
 	look     chan struct{}
+	own      *ownPool
 	asked    time.Time // when recover asked; used by run's goroutine only
 
-	mu   sync.Mutex // guards the following
-	loop *node.Loop
-	seat seat
-	term *term
+	mu     sync.Mutex // guards the following
+	loop   *node.Loop
+	survey *node.Survey
+	seat   seat
+	term   *term
 	// why says, in a word and a sentence, why the node is in no fabric.
 	why, whyNot string
-	conflict    bool
+	// none: no fabric has this node's machine.
+	none bool
+	// conflict: somebody else advertises this node's GPUs. looked: that was looked for.
+	conflict, looked bool
 }
+
+// notInFabric is why a node is in no fabric when every manager that could have it was asked.
+const notInFabric = "NotInFabric"
 
 func newMembership(a *agent, cfg config.Config) (*membership, error) {
 	m := &membership{a: a, cfg: cfg, managers: map[device.FabricID]*manager{}, look: make(chan struct{}, 1)}
+	m.own = newOwnPool(m)
 	for i := range cfg.Fabrics {
 		f := &cfg.Fabrics[i]
 		client, err := fm.New(fm.Config{
@@ -86,20 +96,27 @@ func (m *membership) lookAgain() {
 	}
 }
 
-// poke makes the node loop look again, if there is one.
+// poke makes the node loop and the survey look again, if there are any.
 func (m *membership) poke() {
 	m.mu.Lock()
-	loop := m.loop
+	loop, survey := m.loop, m.survey
 	m.mu.Unlock()
 	if loop != nil {
 		loop.Poke()
+	}
+	if survey != nil {
+		survey.Poke()
 	}
 }
 
 // run keeps the loops of the present seat running until ctx ends.
 func (m *membership) run(ctx context.Context) {
-	stop := func() {}
-	defer func() { stop() }()
+	stop, stopSurvey := func() {}, func() {}
+	defer func() { stop(); stopSurvey() }()
+	var all sync.WaitGroup
+	defer all.Wait()
+	all.Go(func() { m.own.run(ctx) })
+	var surveyed *outlook
 	retry := retryFirst
 	for {
 		at, known := m.find(ctx)
@@ -109,6 +126,10 @@ func (m *membership) run(ctx context.Context) {
 		if known && at != m.present() {
 			stop()
 			stop = m.sit(ctx, at)
+		}
+		if o, trouble := m.outlook(known); surveyed == nil || o != *surveyed {
+			stopSurvey()
+			surveyed, stopSurvey = &o, m.surveyBy(ctx, o, trouble)
 		}
 		m.tellFabric()
 		m.tellConflict(ctx)
@@ -142,12 +163,16 @@ func (m *membership) find(ctx context.Context) (at seat, known bool) {
 		m.because("NodeUnknown", "the Node of this agent cannot be read: "+err.Error())
 		return seat{}, false
 	}
+	here := m.present()
+	if here == (seat{}) && !m.selected(self.Labels) {
+		m.because(notInFabric, "no configured fabric selects this node")
+		return seat{}, true
+	}
 	machine, err := machineOf(self, m.cfg.Machines)
 	if err != nil {
 		m.because("MachineUnknown", err.Error())
 		return seat{}, true
 	}
-	here := m.present()
 	if here.machine == machine && here.nodeUID == string(self.UID) {
 		m.recover(ctx, here)
 		return here, true // a machine does not change its fabric while it runs
@@ -173,8 +198,13 @@ func (m *membership) find(ctx context.Context) (at seat, known bool) {
 		m.because("Unreachable", "not every fabric manager could be asked whether it has machine "+string(machine))
 		return seat{}, false
 	}
-	m.because("NotInFabric", fmt.Sprintf("no configured fabric manager has machine %s", machine))
+	m.because(notInFabric, fmt.Sprintf("no configured fabric manager has machine %s", machine))
 	return seat{}, true
+}
+
+// selected tells whether a fabric may have a node with these labels.
+func (m *membership) selected(labels map[string]string) bool {
+	return slices.ContainsFunc(m.cfg.Fabrics, func(f config.Fabric) bool { return f.Selects(labels) })
 }
 
 // troubled tells whether the manager of a seat did not answer when it was last asked.
@@ -328,8 +358,12 @@ func (m *membership) tellConflict(ctx context.Context) {
 	m.a.metrics.SetConflict(len(found) > 0)
 	m.mu.Lock()
 	changed := (len(found) > 0) != m.conflict
-	m.conflict = len(found) > 0
+	first := !m.looked
+	m.conflict, m.looked = len(found) > 0, true
 	m.mu.Unlock()
+	if changed || first {
+		m.own.poke()
+	}
 	if changed && len(found) > 0 {
 		m.a.obs.onEvents(func(e *nodestatus.Events) { e.Conflict(found) })
 	}

@@ -27,6 +27,7 @@ import (
 	"github.com/cohdi/cohdi-agent/internal/kubeletplugin"
 	"github.com/cohdi/cohdi-agent/internal/lease"
 	"github.com/cohdi/cohdi-agent/internal/metrics"
+	"github.com/cohdi/cohdi-agent/internal/node"
 	"github.com/cohdi/cohdi-agent/internal/nodestatus"
 	"github.com/cohdi/cohdi-agent/internal/nvml"
 )
@@ -127,12 +128,17 @@ type agent struct {
 	status  *nodestatus.Publisher
 	leases  *lease.Store
 	plugin  *kubeletplugin.Plugin
+	health  *healthMonitor
 
 	leaseNews *pluginLeases
 	gpuNews   *pluginGPUs
 	fatal     chan error
 	// config carries a changed configuration to act.
 	config chan config.Config
+	// foreign are the foreign devices that were told of; one survey at a time uses it. published: the node's own
+	// pool was written by this process; one ownPool at a time uses it.
+	foreign   map[string]bool
+	published bool
 
 	mu     sync.Mutex // guards the following
 	member *membership
@@ -175,6 +181,7 @@ func newAgent(ctx context.Context, o options, cfg config.Config) (*agent, error)
 	}
 	a.leaseNews.store = a.leases
 	a.gpuNews = &pluginGPUs{host: a.host}
+	a.health = a.newHealthMonitor()
 	hook, err := installHook(o.hook, o.pluginDir)
 	if err != nil {
 		return nil, err
@@ -183,7 +190,7 @@ func newAgent(ctx context.Context, o options, cfg config.Config) (*agent, error)
 		NodeName: o.node, PodUID: types.UID(o.podUID), DataDir: o.pluginDir, RegistrarDir: o.registrarDir, CDIDir: o.cdiDir,
 		BootID: strings.TrimSpace(string(bootID)), Metadata: true, Client: cs, Clock: clk,
 		Leases: a.leaseNews, GPUs: a.gpuNews, Specs: &specMaker{driver: a.host.driver, hook: hook}, Claims: &claims{cs},
-		Observer: a.obs, Fatal: a.fail,
+		Health: a.health, Observer: a.obs, Fatal: a.fail,
 	})
 	if err != nil {
 		return nil, err
@@ -191,6 +198,28 @@ func newAgent(ctx context.Context, o options, cfg config.Config) (*agent, error)
 	a.watch.OnChange(a.changed)
 	a.member, err = newMembership(a, cfg)
 	return a, err
+}
+
+func (a *agent) newHealthMonitor() *healthMonitor {
+	return &healthMonitor{
+		host: a.host, driver: a.host.driver, leases: a.leases.List, clock: a.clock, poked: make(chan struct{}, 1),
+		found: func() (node.Found, bool) {
+			if m := a.present(); m != nil {
+				return m.whose()
+			}
+			return node.Found{}, false
+		},
+		sick: func(name string, id device.GPUUUID, why string) {
+			a.metrics.Failed("GPUUnhealthy")
+			a.obs.log.Info("A GPU is not well", "name", name, "gpu", id, "why", why)
+			a.obs.onEvents(func(e *nodestatus.Events) { e.Unhealthy(name, id, why) })
+		},
+		changed: func() {
+			if m := a.present(); m != nil {
+				m.own.poke()
+			}
+		},
+	}
 }
 
 // changed hears that this Node, or what others publish for it, is another.
@@ -232,10 +261,13 @@ func (a *agent) fail(err error) {
 	}
 }
 
-// poke makes the node loop look again.
+// poke makes everybody look again who goes by leases, the bus or the checkpoint.
 func (a *agent) poke() {
 	if m := a.present(); m != nil {
 		m.poke()
+	}
+	if a.health != nil {
+		a.health.poke()
 	}
 }
 
@@ -264,6 +296,7 @@ func (a *agent) run(ctx context.Context) error {
 	start("leases", func(ctx context.Context) error { a.leases.Run(ctx); return nil })
 	start("kubelet plugin", a.plugin.Run)
 	start("own rights", a.checkRights)
+	start("health of GPUs", a.health.run)
 	start("loops", a.act)
 	start("configuration", func(ctx context.Context) error { return a.follow(ctx, a.present().cfg) })
 	select {

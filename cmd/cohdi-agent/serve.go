@@ -42,7 +42,7 @@ func (a *agent) serve(ctx context.Context, l net.Listener) error {
 	})
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(a.units()) //nolint:errcheck // the client went away
+		_ = json.NewEncoder(w).Encode(a.nodeStatus()) //nolint:errcheck // the client went away
 	})
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}
 	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
@@ -64,16 +64,18 @@ func (a *agent) preparedClaims(leases []device.Lease) int {
 	return len(claims)
 }
 
-// units are what this node's loop knows and waits for.
-func (a *agent) units() []node.UnitStatus {
+// nodeStatus is what this node's loop knows and waits for, and whose its GPUs are.
+func (a *agent) nodeStatus() node.Status {
 	m := a.present()
 	m.mu.Lock()
 	loop := m.loop
 	m.mu.Unlock()
-	if loop == nil {
-		return []node.UnitStatus{}
+	found, _ := m.whose()
+	s := node.Status{GPUs: found.GPUs, Foreign: found.Foreign, Trouble: found.Trouble}
+	if loop != nil {
+		s.Units = loop.Status()
 	}
-	return loop.Status()
+	return s
 }
 
 // ready says why Pods with a device could not start here now. An agent that waits for another one of this node

@@ -70,7 +70,7 @@ const Other = "Other"
 func Reasons() []string {
 	return []string{
 		"AttachFailed", "AttachRefused", "Bus", "CDISpec", "Checkpoint", "ClaimStatus", "Config", "DriverHung",
-		"Election", "Fabric", "GPULost", "Lease", "NodeStatus", "Prepare", "Publish", "Unprepare", Other,
+		"Election", "Fabric", "GPULost", "GPUUnhealthy", "Lease", "NodeStatus", "Prepare", "Publish", "Unprepare", Other,
 	}
 }
 
@@ -81,6 +81,7 @@ type Metrics struct {
 	attach, detach, request, prepare *prometheus.HistogramVec
 	units, free, leader, driver      *prometheus.GaugeVec
 	requests, errors                 *prometheus.CounterVec
+	gpus                             *prometheus.GaugeVec
 	prepared, conflict, hotplug      prometheus.Gauge
 
 	mu      sync.Mutex // guards what follows
@@ -132,6 +133,7 @@ func New(b Build, driverStates []string) *Metrics {
 		driver:   gauge("driver_state", "1 for the state that the NVIDIA driver is in.", "state"),
 		requests: counter("fabric_requests_total", "Calls to the fabric manager by outcome.", "fabric", "operation", "code"),
 		errors:   counter("errors_total", "Errors that a person may have to look at.", "reason"),
+		gpus:     gauge("gpus", "GPUs of this node by whose they are; foreign ones as the fabric manager lists them.", "owner"),
 		prepared: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: namespace, Name: "claims_prepared", Help: "Claims prepared on this node."}),
 		conflict: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: namespace, Name: "gpu_conflict", Help: "Whether somebody else advertises this node's GPUs."}),
 		hotplug:  prometheus.NewGauge(prometheus.GaugeOpts{Namespace: namespace, Name: "hotplug_events", Help: "Whether the kernel's hot-plug events are heard; without them the bus is polled."}),
@@ -141,7 +143,7 @@ func New(b Build, driverStates []string) *Metrics {
 	m.registry.MustRegister(
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), build,
 		m.attach, m.detach, m.request, m.prepare, m.units, m.free, m.leader, m.driver, m.requests, m.errors,
-		m.prepared, m.conflict, m.hotplug,
+		m.gpus, m.prepared, m.conflict, m.hotplug,
 	)
 	for _, r := range Reasons() {
 		m.errors.WithLabelValues(r)
@@ -317,6 +319,13 @@ func (m *Metrics) SetDriver(states []string, is string) {
 			value = 1
 		}
 		m.driver.WithLabelValues(s).Set(value)
+	}
+}
+
+// SetGPUs says how many GPUs this node has, by owner.
+func (m *Metrics) SetGPUs(owners map[string]int) {
+	for owner, n := range owners {
+		m.gpus.WithLabelValues(owner).Set(float64(n))
 	}
 }
 

@@ -132,6 +132,15 @@ func TestLeaderAndFree(t *testing.T) {
 	}
 }
 
+func TestGPUs(t *testing.T) {
+	m := newMetrics()
+	m.SetGPUs(map[string]int{"built-in": 2, "foreign": 0})
+	want := []string{`gpus{owner="built-in"} 2`, `gpus{owner="foreign"} 0`}
+	if diff := cmp.Diff(want, scrape(t, m, "gpus")); diff != "" {
+		t.Errorf("GPUs (-want +got):\n%s", diff)
+	}
+}
+
 func TestConfigureForgets(t *testing.T) {
 	m := newMetrics()
 	m.Attached("f1", StageTotal, time.Second)

@@ -94,6 +94,17 @@ type UnitStatus struct {
 	Wake  time.Time
 }
 
+// Status is what `cohdi-agent status` shows of one node.
+type Status struct {
+	Units []UnitStatus
+	// GPUs are all on the bus and whose they are; Foreign the devices that the fabric lists on this machine and
+	// that nobody of ours attached.
+	GPUs    []attach.Placed
+	Foreign []device.OnFabric
+	// Trouble is why that may be out of date.
+	Trouble string
+}
+
 // New returns a loop; Run starts it.
 func New(cfg Config) *Loop {
 	if cfg.Spawn == nil {

@@ -98,6 +98,14 @@ func (w *Watch) WaitForSync(ctx context.Context) error {
 // Node returns the Node as last seen. Only the watched Node is known.
 func (w *Watch) Node(name string) (*corev1.Node, error) { return w.lister.Get(name) }
 
+// HasPool tells whether our driver publishes a pool of that name for this node, as last seen.
+func (w *Watch) HasPool(pool string) bool {
+	return slices.ContainsFunc(w.slices.GetStore().List(), func(o any) bool {
+		s, ok := o.(*resourcev1.ResourceSlice)
+		return ok && s.Spec.Driver == device.Driver && s.Spec.Pool.Name == pool
+	})
+}
+
 // Conflicts returns who else advertises this node's GPUs, as last seen. Before everything was read it
 // returns an error: nobody seen is not nobody there.
 func (w *Watch) Conflicts(gpus []device.PCIAddress, tolerated []string) ([]Advertiser, error) {

@@ -28,29 +28,65 @@ import (
 // longestAnswer bounds what is read of an agent's answer: a node holds some tens of units.
 const longestAnswer = 16 << 20
 
-// Ask asks the agent at url, its /status, for the units of its node.
-func Ask(ctx context.Context, client *http.Client, url string) ([]node.UnitStatus, error) {
+// Ask asks the agent at url, its /status, for the units and GPUs of its node.
+func Ask(ctx context.Context, client *http.Client, url string) (node.Status, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
-		return nil, fmt.Errorf("ask the agent for its units: %w", err)
+		return node.Status{}, fmt.Errorf("ask the agent for its units: %w", err)
 	}
 	resp, err := client.Do(req)
 	if err != nil {
-		return nil, fmt.Errorf("ask the agent for its units (run this in its Pod: kubectl exec -n %s <pod> -- cohdi-agent status): %w", device.AgentNamespace, err)
+		return node.Status{}, fmt.Errorf("ask the agent for its units (run this in its Pod: kubectl exec -n %s <pod> -- cohdi-agent status): %w", device.AgentNamespace, err)
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("ask the agent at %s for its units: it answered %s", url, resp.Status)
+		return node.Status{}, fmt.Errorf("ask the agent at %s for its units: it answered %s", url, resp.Status)
 	}
-	var units []node.UnitStatus
-	if err := json.NewDecoder(io.LimitReader(resp.Body, longestAnswer)).Decode(&units); err != nil {
-		return nil, fmt.Errorf("read the answer of the agent at %s: %w", url, err)
+	var s node.Status
+	if err := json.NewDecoder(io.LimitReader(resp.Body, longestAnswer)).Decode(&s); err != nil {
+		return node.Status{}, fmt.Errorf("read the answer of the agent at %s: %w", url, err)
 	}
-	return units, nil
+	return s, nil
 }
 
-// WriteNode prints a table of one node's units.
-func WriteNode(w io.Writer, units []node.UnitStatus, now time.Time) error {
+// WriteNode prints a table of one node's units, and one of its other GPUs.
+func WriteNode(w io.Writer, s node.Status, now time.Time) error {
+	if err := writeUnits(w, s.Units, now); err != nil {
+		return err
+	}
+	t := newTable(w, "GPU", "PCI ADDRESS", "UUID", "IS", "BECAUSE")
+	rows, onBus := 0, map[device.GPUUUID]bool{}
+	for _, g := range s.GPUs {
+		onBus[g.UUID] = g.UUID != ""
+		if g.Owner == attach.Leased {
+			continue
+		}
+		rows++
+		t.row(g.Name, g.Address.String(), string(g.UUID), string(g.Owner), g.Why)
+	}
+	for _, d := range s.Foreign {
+		if onBus[d.UUID] {
+			continue
+		}
+		rows++
+		t.row(d.Model, "", string(d.UUID), string(attach.Foreign), fmt.Sprintf("the fabric manager lists it as %s, and the bus does not show it", d.ID))
+	}
+	if rows > 0 {
+		if _, err := fmt.Fprintln(w); err != nil {
+			return err
+		}
+		if err := t.end(); err != nil {
+			return err
+		}
+	}
+	if s.Trouble == "" {
+		return nil
+	}
+	_, err := fmt.Fprintf(w, "\nThe fabric manager's list could not be read: %s\n", s.Trouble)
+	return err
+}
+
+func writeUnits(w io.Writer, units []node.UnitStatus, now time.Time) error {
 	if len(units) == 0 {
 		_, err := fmt.Fprintln(w, "No unit of a fabric is attached to this node or on its way.")
 		return err

@@ -54,24 +54,49 @@ func units(t *testing.T) []node.UnitStatus {
 	}}
 }
 
+// others is a node without units: what is built-in, not known, leased or foreign.
+func others(t *testing.T) node.Status {
+	t.Helper()
+	at := func(bus uint8) device.PCIAddress { return device.PCIAddress{Bus: bus} }
+	return node.Status{
+		GPUs: []attach.Placed{
+			{Present: attach.Present{Address: at(0x17), UUID: gpu(t), Name: "NVIDIA H100", Since: now}, Owner: attach.BuiltIn, Why: "the fabric manager does not list it"},
+			{Present: attach.Present{Address: at(0x18), Since: now}, Owner: attach.Unclassified, Why: "the driver does not show it"},
+			{Present: attach.Present{Address: at(0x19), UUID: "GPU-2", Since: now}, Owner: attach.Leased, Unit: "a100-0", Why: "it is unit a100-0"},
+		},
+		Foreign: []device.OnFabric{{ID: "res-8", UUID: "GPU-2"}, {ID: "res-9", Model: "NVIDIA-A100-PCIE-80GB"}},
+		Trouble: "connection refused",
+	}
+}
+
 func TestWriteNode(t *testing.T) {
 	for _, tc := range []struct {
-		name  string
-		units []node.UnitStatus
-		want  string
+		name string
+		of   node.Status
+		want string
 	}{
-		{"nothing", nil, "No unit of a fabric is attached to this node or on its way.\n"},
-		{"some", units(t), strings.TrimPrefix(`
+		{"nothing", node.Status{}, "No unit of a fabric is attached to this node or on its way.\n"},
+		{"some", node.Status{Units: units(t)}, strings.TrimPrefix(`
 UNIT    PHASE           SINCE  CLAIM            PCI ADDRESS   UUID                                      NOW
 a100-0  Attached        90s    team/pod-gpu-x7  0000:3b:00.0  GPU-1b7e8d9c-0000-4000-8000-00000000abcd  in use
 a100-1  Attaching       5m00s  -                -             -                                         the manager is busy (looks again in 7s)
 l40s-0  Attached, idle  3m00s  -                -             -                                         waits
 l40s-1  Releasing       0s     -                -             -                                         has the driver let go of it: nobody uses it
 `, "\n")},
+		{"others", others(t), strings.TrimPrefix(`
+No unit of a fabric is attached to this node or on its way.
+
+GPU                    PCI ADDRESS   UUID                                      IS            BECAUSE
+NVIDIA H100            0000:17:00.0  GPU-1b7e8d9c-0000-4000-8000-00000000abcd  built-in      the fabric manager does not list it
+-                      0000:18:00.0  -                                         unclassified  the driver does not show it
+NVIDIA-A100-PCIE-80GB  -             -                                         foreign       the fabric manager lists it as res-9, and the bus does not show it
+
+The fabric manager's list could not be read: connection refused
+`, "\n")},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var got strings.Builder
-			if err := WriteNode(&got, tc.units, now); err != nil {
+			if err := WriteNode(&got, tc.of, now); err != nil {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(tc.want, got.String()); diff != "" {
@@ -92,7 +117,7 @@ func TestWords(t *testing.T) {
 
 func TestAsk(t *testing.T) {
 	answer := func(w http.ResponseWriter, _ *http.Request) {
-		if err := json.NewEncoder(w).Encode(units(t)); err != nil {
+		if err := json.NewEncoder(w).Encode(node.Status{Units: units(t), GPUs: others(t).GPUs}); err != nil {
 			t.Error(err)
 		}
 	}
@@ -115,7 +140,7 @@ func TestAsk(t *testing.T) {
 				}
 				return
 			}
-			if diff := cmp.Diff(units(t), got); err != nil || diff != "" {
+			if diff := cmp.Diff(node.Status{Units: units(t), GPUs: others(t).GPUs}, got); err != nil || diff != "" {
 				t.Errorf("%v; units (-want +got):\n%s", err, diff)
 			}
 		})
