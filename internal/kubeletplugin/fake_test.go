@@ -43,6 +43,7 @@ type world struct {
 	holders      map[device.GPUUUID]string
 	claims       map[types.NamespacedName]*resourceapi.ResourceClaim
 	specsErr     error
+	health       *someHealth
 	// nodeOff makes the spec maker see the GPUs with other minors.
 	nodeOff int
 

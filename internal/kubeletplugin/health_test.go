@@ -8,6 +8,8 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,12 +21,25 @@ import (
 )
 
 type someHealth struct {
+	mu     sync.Mutex
 	units  []UnitHealth
 	change *broadcast
 }
 
-func (s *someHealth) Units() []UnitHealth      { return s.units }
+func (s *someHealth) Units() []UnitHealth {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.units)
+}
+
 func (s *someHealth) Changed() <-chan struct{} { return s.change.next() }
+
+func (s *someHealth) set(change func([]UnitHealth)) {
+	s.mu.Lock()
+	change(s.units)
+	s.mu.Unlock()
+	s.change.send()
+}
 
 func TestWatchHealthStatus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -23,9 +24,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	drahealth "k8s.io/kubelet/pkg/apis/dra-health/v1"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
+
+	"github.com/cohdi/cohdi-agent/internal/device"
 )
 
 // apiServer serves the claims of the world.
@@ -69,6 +73,9 @@ func (w *world) serveWith(uid string, client kubernetes.Interface) (p *Plugin, r
 		w.t.Fatal(err)
 	}
 	p = w.plugin()
+	if w.health != nil {
+		p.s.Health = w.health
+	}
 	p.s.Client, p.s.PodUID, p.s.RegistrarDir, p.s.Metadata = client, types.UID("pod-"+uid), registry, true
 	ctx, cancel := context.WithCancel(w.t.Context())
 	ended := make(chan error, 1)
@@ -315,5 +322,62 @@ func TestKubeletAdminAccess(t *testing.T) {
 	}
 	if diff := cmp.Diff(before, w.lease("a100-0")); diff != "" {
 		t.Errorf("the lease was written (-before +after):\n%s", diff)
+	}
+}
+
+// The kubelet is told how GPUs are, first of all and then of each change, by both agents of a rolling update.
+func TestKubeletWatchesHealth(t *testing.T) {
+	w := newWorld(t)
+	w.health = &someHealth{change: newBroadcast(), units: []UnitHealth{
+		{Fabric: "0", Unit: "a100-0", Health: device.HealthOK, At: time.Now()},
+		{Unit: device.BuiltInUnit(uuidOf(1)), Health: device.HealthOK, At: time.Now()},
+	}}
+	old, registry, stopOld := w.serve("1")
+	_, _, stopYoung := w.serve("2")
+	defer stopYoung()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	register := registerapi.NewRegistrationClient(dial(t, filepath.Join(registry, "gpu.cohdi.io-pod-1-reg.sock")))
+	info, err := register.GetInfo(ctx, &registerapi.InfoRequest{})
+	if err != nil || !slices.Contains(info.SupportedVersions, drahealth.DRAResourceHealthService) {
+		t.Fatalf("GetInfo = %v, %v: the kubelet would not ask for health", info, err)
+	}
+	watch := func(uid string) func() map[string]string {
+		stream, err := drahealth.NewDRAResourceHealthClient(dial(t, filepath.Join(w.dataDir, "dra-pod-"+uid+".sock"))).
+			NodeWatchResources(ctx, &drahealth.NodeWatchResourcesRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return func() map[string]string {
+			t.Helper()
+			report, err := stream.Recv()
+			if err != nil {
+				t.Fatal(err)
+			}
+			says := map[string]string{}
+			for _, d := range report.Devices {
+				says[d.Device.PoolName+"/"+d.Device.DeviceName] = d.Health.String() + d.Message
+			}
+			return says
+		}
+	}
+	own := "n1/gpu-00000000-0000-4000-8000-000000000001"
+	want := map[string]string{"fabric-0/a100-0": "HEALTHY", "fabric-0/a100-0-ready": "HEALTHY", own: "HEALTHY"}
+	oldSays, youngSays := watch("1"), watch("2")
+	for who, says := range map[string]func() map[string]string{"old": oldSays, "young": youngSays} {
+		if diff := cmp.Diff(want, says()); diff != "" {
+			t.Errorf("the %s agent's first report (-want +got):\n%s", who, diff)
+		}
+	}
+	w.health.set(func(units []UnitHealth) { units[1].Health, units[1].Message = device.HealthCritical, "XID 79" })
+	want[own] = "UNHEALTHYXID 79"
+	for who, says := range map[string]func() map[string]string{"old": oldSays, "young": youngSays} {
+		if diff := cmp.Diff(want, says()); diff != "" {
+			t.Errorf("the %s agent's next report (-want +got):\n%s", who, diff)
+		}
+	}
+	stopOld()
+	if old.publishing() != nil {
+		t.Error("an agent that has ended publishes")
 	}
 }

@@ -172,6 +172,10 @@ func (c cluster) uses(client kubernetes.Interface) map[right]use {
 		Regarding: corev1.ObjectReference{Kind: "ResourceClaim", Name: "fence-here", Namespace: namespace},
 	}
 	return map[right]use{
+		{"", "", "nodes", "", "get"}: func(ctx context.Context, client kubernetes.Interface) error {
+			_, err := client.CoreV1().Nodes().Get(ctx, accountNode, metav1.GetOptions{})
+			return err
+		},
 		{"", "", "nodes", "", "list"}:         listing(nodes.List),
 		{"", "", "nodes", "", "watch"}:        watching(nodes.Watch),
 		{"", "", "nodes", "", "patch"}:        patchOf(),
