@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"reflect"
+	"slices"
 	"sync"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/cohdi/cohdi-agent/internal/attach"
+	"github.com/cohdi/cohdi-agent/internal/claim"
 	"github.com/cohdi/cohdi-agent/internal/device"
 	"github.com/cohdi/cohdi-agent/internal/kubeletplugin"
 	"github.com/cohdi/cohdi-agent/internal/leader"
@@ -53,7 +55,13 @@ var (
 type leaderObserver struct {
 	*observer
 	fabric device.FabricID
+	// consumers reads who waits for a claim that has this allocation.
+	consumers func(ctx context.Context, a device.Attempt) ([]claim.Consumer, error)
 }
+
+// consumersDeadline bounds the look for the Pods of a refused claim: the scheduler takes their names off the claim
+// soon.
+const consumersDeadline = 5 * time.Second
 
 // said leaves out the pairs of a log line whose value is empty: a unit without a claim has no claim called "/".
 func said(pairs ...any) []any {
@@ -188,6 +196,35 @@ func (o *observer) Refused(_ context.Context, r pool.Refusal) {
 		o.log.Info("Allocation is taken back", said("claim", claimOf(a), "device", a.Entry, "node", a.Node, "reason", r.Reason, "message", r.Message)...)
 	}
 	o.onEvents(func(e *nodestatus.Events) { e.Refused(r.Attempts, nil, r.Reason, r.Message) })
+}
+
+// Refused also tells the Pods that wait: a person looks there first. Who they are has to be asked, and nothing waits
+// for that.
+func (o *leaderObserver) Refused(ctx context.Context, r pool.Refusal) {
+	o.observer.Refused(ctx, r)
+	go o.tellPods(ctx, r)
+}
+
+func (o *leaderObserver) tellPods(ctx context.Context, r pool.Refusal) {
+	ctx, cancel := context.WithTimeout(ctx, consumersDeadline)
+	defer cancel()
+	var pods []nodestatus.Pod
+	for _, a := range r.Attempts {
+		all, err := o.consumers(ctx, a)
+		if err != nil {
+			o.log.V(1).Info("Who waits for a refused claim could not be read", "claim", a.Claim(), "err", err)
+			continue
+		}
+		for _, c := range all {
+			p := nodestatus.Pod{Namespace: c.Namespace, Name: c.Name, UID: c.UID}
+			if c.Resource == "pods" && !slices.Contains(pods, p) {
+				pods = append(pods, p)
+			}
+		}
+	}
+	if len(pods) > 0 {
+		o.onEvents(func(e *nodestatus.Events) { e.Refused(nil, pods, r.Reason, r.Message) })
+	}
 }
 
 // Counted implements leader.Observer.

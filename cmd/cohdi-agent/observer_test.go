@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	"k8s.io/klog/v2/ktesting"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/cohdi/cohdi-agent/internal/claim"
 	"github.com/cohdi/cohdi-agent/internal/device"
 	"github.com/cohdi/cohdi-agent/internal/metrics"
 	"github.com/cohdi/cohdi-agent/internal/nodestatus"
@@ -68,5 +70,33 @@ func TestOperated(t *testing.T) {
 	}
 	if log := under.GetBuffer().String(); strings.Contains(log, "claim=") || !strings.Contains(log, `unit="a100-0"`) {
 		t.Errorf("log: %s", log)
+	}
+}
+
+// A refusal is told to each Pod that waits, once, though it waits for two devices; also when one claim is gone.
+func TestRefusedTellsPods(t *testing.T) {
+	pod := func(name string) claim.Consumer {
+		return claim.Consumer{Namespace: "ns", Name: name, UID: "uid-" + name, Resource: "pods"}
+	}
+	waiting := map[string][]claim.Consumer{
+		"c1": {pod("p1"), pod("p2"), {Namespace: "ns", Name: "g", Resource: "podgroups"}}, "c2": {pod("p1")},
+	}
+	o := &leaderObserver{testObserver(t), "0", func(_ context.Context, a device.Attempt) ([]claim.Consumer, error) {
+		if all, ok := waiting[a.Name]; ok {
+			return all, nil
+		}
+		return nil, claim.ErrGone
+	}}
+	var told reasons
+	o.setEvents(nodestatus.NewEvents(&told, "n1", "uid"))
+	r := pool.Refusal{Reason: "NodeFull", Attempts: []device.Attempt{{Name: "c1"}, {Name: "gone"}, {Name: "c2"}}}
+	o.tellPods(t.Context(), r)
+	if diff := cmp.Diff(reasons{"Warning GPURefused", "Warning GPURefused"}, told); diff != "" {
+		t.Errorf("events (-want +got):\n%s", diff)
+	}
+	told = nil
+	o.tellPods(t.Context(), pool.Refusal{Attempts: []device.Attempt{{Name: "gone"}}})
+	if len(told) != 0 {
+		t.Errorf("told %v though nobody waits", told)
 	}
 }
