@@ -38,6 +38,13 @@ func (s *scenario) sees(pod string) []simapi.Device {
 	state := s.state()
 	var own []simapi.Device
 	for _, u := range units {
+		if id, builtIn := u.BuiltIn(); builtIn {
+			if d, ok := state.Device(string(id)); ok {
+				own = append(own, d)
+				continue
+			}
+			s.t.Fatalf("the chassis has no GPU %s", id)
+		}
 		l, err := s.lease(s.t.Context(), u)
 		if err != nil {
 			s.t.Fatalf("read the lease of unit %s: %v", u, err)

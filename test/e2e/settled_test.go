@@ -107,7 +107,7 @@ func (e *environment) consistent(ctx context.Context) error {
 func leasesAgainst(state *simapi.State, leases []device.Lease) []error {
 	var wrong []error
 	for _, d := range state.Devices {
-		if d.Phase == simapi.PhaseFree {
+		if d.Phase == simapi.PhaseFree || d.BuiltIn {
 			continue
 		}
 		if d.Phase != simapi.PhaseAttached {

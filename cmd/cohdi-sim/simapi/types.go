@@ -116,6 +116,7 @@ type Device struct {
 	OpStatus     string `json:"opStatus"`
 	Tenant       string `json:"tenant,omitempty"`
 	Vanished     bool   `json:"vanished,omitempty"`
+	BuiltIn      bool   `json:"builtIn,omitempty"`
 	Phase        string `json:"phase"`
 	Machine      string `json:"machine,omitempty"`
 	Slot         int    `json:"slot,omitempty"`
@@ -239,6 +240,8 @@ type DeviceChange struct {
 	XID *uint64 `json:"xid,omitempty"`
 	// Action is one of the Device* constants.
 	Action string `json:"action,omitempty"`
+	// Machine is the one that it is built into.
+	Machine string `json:"machine,omitempty"`
 	// Tenant is who steals it.
 	Tenant string `json:"tenant,omitempty"`
 }
@@ -253,6 +256,9 @@ const (
 	DeviceSteal = "steal"
 	// DeviceFree: it is back in the pool at once, whoever had it, without delay and without a judgement.
 	DeviceFree = "free"
+	// DeviceBuildIn: the free device becomes part of a machine: its node sees it, and the fabric neither lists nor
+	// counts it, until DeviceFree.
+	DeviceBuildIn = "buildIn"
 	// DeviceLinkDown: the node loses it while the fabric still lists it as attached.
 	DeviceLinkDown = "linkDown"
 	// DeviceLinkUp: the link is back; the node sees it as its hot-plug mode says.

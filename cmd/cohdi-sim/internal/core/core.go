@@ -59,6 +59,8 @@ type Device struct {
 	OpStatus       string `json:"opStatus"`
 	Tenant         string `json:"tenant,omitempty"`
 	Vanished       bool   `json:"vanished,omitempty"`
+	// BuiltIn: it is part of its machine, and the fabric knows nothing of it.
+	BuiltIn bool `json:"builtIn,omitempty"`
 
 	Phase      string    `json:"phase"`
 	PhaseSince time.Time `json:"phaseSince"`
@@ -245,7 +247,7 @@ func (c *Core) setPhaseLocked(d *Device, phase string) {
 func (c *Core) releaseLocked(d *Device) {
 	c.unplugLocked(d)
 	d.Machine, d.Slot, d.AttachSeq = "", 0, 0
-	d.Linked, d.LinkDown = false, false
+	d.Linked, d.LinkDown, d.BuiltIn = false, false, false
 	c.setPhaseLocked(d, simapi.PhaseFree)
 }
 
@@ -314,7 +316,7 @@ func (c *Core) viewLocked(m *Machine) MachineView {
 		if d.Machine != m.Name {
 			continue
 		}
-		if d.Phase == simapi.PhaseAttached || d.Phase == simapi.PhaseDetaching {
+		if (d.Phase == simapi.PhaseAttached || d.Phase == simapi.PhaseDetaching) && !d.BuiltIn {
 			v.Listed = append(v.Listed, *d)
 		}
 		if d.OnBus {
@@ -381,7 +383,7 @@ func (c *Core) State() *simapi.State {
 func (d *Device) api() simapi.Device {
 	out := simapi.Device{
 		ID: d.ID, ResUUID: d.ResUUID, Model: d.Model, UUID: d.UUID, Serial: d.Serial, FabricSerial: d.ReportedSerial,
-		Fabric: d.Fabric, OpStatus: d.OpStatus, Tenant: d.Tenant, Vanished: d.Vanished, Phase: d.Phase,
+		Fabric: d.Fabric, OpStatus: d.OpStatus, Tenant: d.Tenant, Vanished: d.Vanished, BuiltIn: d.BuiltIn, Phase: d.Phase,
 		PhaseSince: d.PhaseSince, Machine: d.Machine, Slot: d.Slot, OnBus: d.OnBus, Bound: d.Bound, Minor: d.Minor,
 		Drain: d.Drain, Persistence: d.Persistence, DeviceNumber: d.Number.String(),
 	}

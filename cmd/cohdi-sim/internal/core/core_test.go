@@ -525,7 +525,19 @@ func TestChangeDevice(t *testing.T) {
 		if n := free(); n != 4 {
 			b.t.Errorf("%d free after it returned, want 4", n)
 		}
-		if diff := cmp.Diff([]uint64{79, 79}, xids); diff != "" {
+		change("a-1", simapi.DeviceChange{Action: simapi.DeviceBuildIn, Machine: "n1"})
+		v, err := b.Machine("n1")
+		if err != nil || len(v.Listed) != 0 || len(v.OnBus) != 1 || v.OnBus[0].ID != "a-1" || free() != 3 {
+			b.t.Errorf("after it was built in: listed %v, on the bus %v (%v), %d free", v.Listed, v.OnBus, err, free())
+		}
+		if err := b.ChangeDevice("a-1", simapi.DeviceChange{Action: simapi.DeviceBuildIn, Machine: "n2"}); !errors.Is(err, ErrInUse) {
+			b.t.Errorf("error %v of building it in twice", err)
+		}
+		change("a-1", act(simapi.DeviceFree))
+		if n := free(); n != 4 {
+			b.t.Errorf("%d free after it was taken out, want 4", n)
+		}
+		if diff := cmp.Diff([]uint64{79, 79, 79}, xids); diff != "" {
 			b.t.Errorf("XIDs (-want +got):\n%s", diff)
 		}
 		b.wantViolations()

@@ -25,11 +25,15 @@ func (c *Core) ChangeDevice(id string, change simapi.DeviceChange) error {
 		err = c.commitLocked()
 	}
 	fellOff := before.Bound && !d.Bound
+	now := d.Machine
 	c.mu.Unlock()
 	if err != nil {
 		return err
 	}
 	c.changed(before.Machine)
+	if now != before.Machine {
+		c.changed(now)
+	}
 	if c.hooks.XID != nil && before.Bound {
 		if change.XID != nil {
 			c.hooks.XID(before.Machine, before.Address(), *change.XID)
@@ -81,6 +85,8 @@ func (c *Core) actLocked(d *Device, change simapi.DeviceChange) error {
 		if d.Tenant == "" {
 			d.Tenant = "another-tenant"
 		}
+	case simapi.DeviceBuildIn:
+		return c.buildInLocked(d, change.Machine)
 	case simapi.DeviceLinkDown, simapi.DeviceLinkUp:
 		if d.Phase != simapi.PhaseAttached {
 			return fmt.Errorf("%s of %s: device is %s, not attached: %w", change.Action, d.ID, d.Phase, ErrNotFound)
@@ -95,6 +101,26 @@ func (c *Core) actLocked(d *Device, change simapi.DeviceChange) error {
 	default:
 		return fmt.Errorf("unknown action %q on a device", change.Action)
 	}
+	return nil
+}
+
+// buildInLocked makes a free device a part of a machine.
+func (c *Core) buildInLocked(d *Device, machine string) error {
+	m, err := c.machineLocked(machine)
+	if err != nil {
+		return err
+	}
+	if !usable(d, d.Fabric, d.Model) {
+		return fmt.Errorf("build %s into %s: %w (phase %s)", d.ID, m.Name, ErrInUse, d.Phase)
+	}
+	slot, ok := c.freeSlotLocked(m)
+	if !ok {
+		return fmt.Errorf("build %s into %s: %w", d.ID, m.Name, ErrNoSlot)
+	}
+	c.assignLocked(d, m, slot)
+	c.setPhaseLocked(d, simapi.PhaseAttached)
+	d.BuiltIn = true
+	c.linkUpLocked(d)
 	return nil
 }
 
