@@ -72,11 +72,12 @@ func TestHealthMonitor(t *testing.T) {
 		sick   []string
 	}{
 		{"all is well", func(*ward) {}, []string{"0/a100-0 OK", "/" + string(device.BuiltInUnit(builtGPU)) + " OK"}, nil},
-		{"an error of a GPU", func(w *ward) { w.xids = []nvml.XID{{UUID: builtGPU, Code: 79}} },
-			[]string{"0/a100-0 OK", "/" + string(device.BuiltInUnit(builtGPU)) + " Critical the driver reported XID 79"},
-			[]string{string(device.BuiltInUnit(builtGPU)) + ": the driver reported XID 79"}},
-		{"an error of a program", func(w *ward) { w.xids = []nvml.XID{{UUID: pooledGPU, Code: 31}} },
-			[]string{"0/a100-0 OK", "/" + string(device.BuiltInUnit(builtGPU)) + " OK"}, nil},
+		{"an error of a GPU", func(w *ward) { w.xids = []nvml.XID{{UUID: builtGPU, Code: 79}} }, []string{
+			"0/a100-0 OK", "/" + string(device.BuiltInUnit(builtGPU)) + " Critical the driver reported XID 79",
+		}, []string{string(device.BuiltInUnit(builtGPU)) + ": the driver reported XID 79"}},
+		{"an error of a program", func(w *ward) { w.xids = []nvml.XID{{UUID: pooledGPU, Code: 31}} }, []string{
+			"0/a100-0 OK", "/" + string(device.BuiltInUnit(builtGPU)) + " OK",
+		}, nil},
 		{"the driver does not answer", func(w *ward) { w.sight = node.Sight{NVMLState: "hung"} }, []string{
 			"0/a100-0 Unknown NVML does not answer: hung", "/" + string(device.BuiltInUnit(builtGPU)) + " Unknown NVML does not answer: hung",
 		}, nil},
@@ -94,8 +95,7 @@ func TestHealthMonitor(t *testing.T) {
 		{"a unit has failed, as its lease tells", func(w *ward) {
 			w.leases[0].Phase, w.leases[0].Failure = device.Failed, device.Failure{Reason: "Vanished", Message: "pulled"}
 		}, []string{"0/a100-0 Critical Vanished: pulled", "/" + string(device.BuiltInUnit(builtGPU)) + " OK"}, nil},
-		{"a unit is only coming", func(w *ward) { w.leases[0].Phase = device.Attaching },
-			[]string{"/" + string(device.BuiltInUnit(builtGPU)) + " OK"}, nil},
+		{"a unit is only coming", func(w *ward) { w.leases[0].Phase = device.Attaching }, []string{"/" + string(device.BuiltInUnit(builtGPU)) + " OK"}, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			w := newWard()

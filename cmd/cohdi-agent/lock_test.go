@@ -25,8 +25,8 @@ func TestLockHost(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	waits := make(chan error)
 	go func() {
-		_, err := lockHost(ctx, fake, path)
-		waits <- err
+		_, ended := lockHost(ctx, fake, path)
+		waits <- ended
 	}()
 	for range 3 {
 		// The lock outlives its last use in the code by far.
@@ -37,17 +37,17 @@ func TestLockHost(t *testing.T) {
 		fake.Step(lockPause)
 	}
 	cancel()
-	if err := <-waits; !errors.Is(err, context.Canceled) {
+	if err = <-waits; !errors.Is(err, context.Canceled) {
 		t.Fatalf("the second agent ended with %v, want it to wait", err)
 	}
-	if err := old.Close(); err != nil {
+	if err = old.Close(); err != nil {
 		t.Fatal(err)
 	}
 	young, err := lockHost(t.Context(), fake, path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := young.Close(); err != nil {
+	if err = young.Close(); err != nil {
 		t.Error(err)
 	}
 }

@@ -315,7 +315,7 @@ func (a *agent) act(ctx context.Context) error {
 		return ignoreEnd(err)
 	}
 	defer lock.Close() // also what keeps it
-	if err := a.watch.WaitForSync(ctx); err != nil {
+	if err = a.watch.WaitForSync(ctx); err != nil {
 		return ignoreEnd(err)
 	}
 	recorder, err := nodestatus.StartRecorder(ctx, a.client)

@@ -90,6 +90,7 @@ type place struct {
 	again bool
 }
 
+// said is a reason that needs no more words.
 func said(text string) func(*Surroundings, *Present) string {
 	return func(*Surroundings, *Present) string { return text }
 }
@@ -98,36 +99,31 @@ func said(text string) func(*Surroundings, *Present) string {
 // that is published and comes from the pool could be given to two Pods.
 func placesOf() []place {
 	return []place{
-		{"leased", func(s *Surroundings, g *Present) bool { return s.lease(g) != nil }, Leased,
-			func(s *Surroundings, g *Present) string { return "it is unit " + string(s.lease(g).Unit) }, false},
-		{"no identity", func(_ *Surroundings, g *Present) bool { return g.UUID == "" }, Unclassified,
-			said("the driver does not show it"), false},
-		{"configured", func(s *Surroundings, g *Present) bool { return s.Configured[g.Address] }, BuiltIn,
-			said("the configuration says so"), false},
-		{"listed, ours a moment ago", func(s *Surroundings, g *Present) bool { d := s.listed(g); return d != nil && s.Ours[d.ID] }, Unclassified,
-			said("it has just gone back to the pool"), true},
-		{"listed, may answer a call", func(s *Surroundings, g *Present) bool { d := s.listed(g); return d != nil && s.mayAnswer(d) }, Unclassified,
-			said("it may be what a call of ours has brought"), false},
-		{"listed", func(s *Surroundings, g *Present) bool { return s.listed(g) != nil }, Foreign,
-			func(s *Surroundings, g *Present) string {
-				return fmt.Sprintf("the fabric manager lists it as %s, and no device lease says why", s.listed(g).ID)
-			}, false},
-		{"call under way", (*Surroundings).calledSince, Unclassified,
-			said("it came while a unit was being attached, and may be that unit"), false},
-		{"pooled before", func(s *Surroundings, g *Present) bool { return s.Pooled[g.UUID] }, Unclassified,
-			said("it came from the pool, and is still here though the fabric manager does not list it"), false},
-		{"in no fabric", func(s *Surroundings, _ *Present) bool { return s.NoFabric }, BuiltIn,
-			said("this node is in no fabric"), false},
-		{"no list", func(s *Surroundings, _ *Present) bool { return s.ListedAt.IsZero() }, Unclassified,
-			func(s *Surroundings, _ *Present) string {
-				return "the fabric manager's list was not read: " + s.Trouble
-			}, true},
-		{"list is older", func(s *Surroundings, g *Present) bool { return s.ListedAt.Before(g.Since) }, Unclassified,
-			said("it came after the fabric manager's list was read"), true},
-		{"list has no identities", (*Surroundings).blind, Unclassified,
-			said("the fabric manager lists a device without its GPU UUID, which may be this one"), false},
-		{"built-in", func(*Surroundings, *Present) bool { return true }, BuiltIn,
-			said("the fabric manager does not list it on this machine"), false},
+		{name: "leased", when: func(s *Surroundings, g *Present) bool { return s.lease(g) != nil }, owner: Leased, why: func(s *Surroundings, g *Present) string {
+			return "it is unit " + string(s.lease(g).Unit)
+		}},
+		{name: "no identity", when: func(_ *Surroundings, g *Present) bool { return g.UUID == "" }, owner: Unclassified, why: said("the driver does not show it")},
+		{name: "configured", when: func(s *Surroundings, g *Present) bool { return s.Configured[g.Address] }, owner: BuiltIn, why: said("the configuration says so")},
+		{name: "listed, ours a moment ago", when: func(s *Surroundings, g *Present) bool {
+			d := s.listed(g)
+			return d != nil && s.Ours[d.ID]
+		}, owner: Unclassified, why: said("it has just gone back to the pool"), again: true},
+		{name: "listed, may answer a call", when: func(s *Surroundings, g *Present) bool {
+			d := s.listed(g)
+			return d != nil && s.mayAnswer(d)
+		}, owner: Unclassified, why: said("it may be what a call of ours has brought")},
+		{name: "listed", when: func(s *Surroundings, g *Present) bool { return s.listed(g) != nil }, owner: Foreign, why: func(s *Surroundings, g *Present) string {
+			return fmt.Sprintf("the fabric manager lists it as %s, and no device lease says why", s.listed(g).ID)
+		}},
+		{name: "call under way", when: (*Surroundings).calledSince, owner: Unclassified, why: said("it came while a unit was being attached, and may be that unit")},
+		{name: "pooled before", when: func(s *Surroundings, g *Present) bool { return s.Pooled[g.UUID] }, owner: Unclassified, why: said("it came from the pool, and is still here though the fabric manager does not list it")},
+		{name: "in no fabric", when: func(s *Surroundings, _ *Present) bool { return s.NoFabric }, owner: BuiltIn, why: said("this node is in no fabric")},
+		{name: "no list", when: func(s *Surroundings, _ *Present) bool { return s.ListedAt.IsZero() }, owner: Unclassified, why: func(s *Surroundings, _ *Present) string {
+			return "the fabric manager's list was not read: " + s.Trouble
+		}, again: true},
+		{name: "list is older", when: func(s *Surroundings, g *Present) bool { return s.ListedAt.Before(g.Since) }, owner: Unclassified, why: said("it came after the fabric manager's list was read"), again: true},
+		{name: "list has no identities", when: (*Surroundings).blind, owner: Unclassified, why: said("the fabric manager lists a device without its GPU UUID, which may be this one")},
+		{name: "built-in", when: func(*Surroundings, *Present) bool { return true }, owner: BuiltIn, why: said("the fabric manager does not list it on this machine")},
 	}
 }
 

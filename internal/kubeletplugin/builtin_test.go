@@ -43,7 +43,7 @@ func TestPrepareBuiltIn(t *testing.T) {
 	defer stop()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	kubelet := w.dra("1")
+	kubelet := w.dra()
 	answer, err := kubelet.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: draClaims(c)})
 	if err != nil || answer.Claims["uid-c"].GetError() != "" {
 		t.Fatalf("prepare: %v, %v", answer, err)
@@ -176,7 +176,7 @@ func TestPublish(t *testing.T) {
 			})
 			p, _, stop := w.serveWith("1", client)
 			defer stop()
-			w.dra("1")
+			w.dra()
 			offer := func(names ...string) {
 				t.Helper()
 				s := resourceslice.Slice{}

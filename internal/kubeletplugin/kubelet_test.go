@@ -180,10 +180,10 @@ func TestServesTheKubelet(t *testing.T) {
 	}
 }
 
-// dra is a kubelet's connection to the agent that runs as the Pod uid.
-func (w *world) dra(uid string) drapb.DRAPluginClient {
+// dra is a kubelet's connection to the agent that runs as the Pod 1.
+func (w *world) dra() drapb.DRAPluginClient {
 	w.t.Helper()
-	return drapb.NewDRAPluginClient(dial(w.t, filepath.Join(w.dataDir, "dra-pod-"+uid+".sock")))
+	return drapb.NewDRAPluginClient(dial(w.t, filepath.Join(w.dataDir, "dra-pod-1.sock")))
 }
 
 func draClaims(claims ...*resourceapi.ResourceClaim) []*drapb.Claim {
@@ -208,7 +208,7 @@ func TestKubeletWaitsForOneClaimOnly(t *testing.T) {
 	w.attach("a100-1", 1, b)
 	p, _, stop := w.serve("1")
 	defer stop()
-	kubelet := w.dra("1")
+	kubelet := w.dra()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	type result struct {
@@ -255,7 +255,7 @@ func TestKubeletSharesAClaim(t *testing.T) {
 	const pods = 8
 	answers := make(chan *drapb.NodePrepareResourcesResponse, pods)
 	for range pods {
-		kubelet := w.dra("1")
+		kubelet := w.dra()
 		go func() {
 			answer, err := kubelet.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: draClaims(c)})
 			if err != nil {
@@ -278,7 +278,7 @@ func TestKubeletSharesAClaim(t *testing.T) {
 		t.Errorf("prepared-for = %v", got)
 	}
 	for range 2 { // and again, as after its own restart
-		undone, err := w.dra("1").NodeUnprepareResources(ctx, &drapb.NodeUnprepareResourcesRequest{Claims: draClaims(c)})
+		undone, err := w.dra().NodeUnprepareResources(ctx, &drapb.NodeUnprepareResourcesRequest{Claims: draClaims(c)})
 		if err != nil || undone.Claims["uid-c"].GetError() != "" {
 			t.Fatalf("unprepare: %v, %v", undone, err)
 		}
@@ -298,7 +298,7 @@ func TestKubeletAdminAccess(t *testing.T) {
 	defer stop()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	kubelet := w.dra("1")
+	kubelet := w.dra()
 	for _, order := range [][]*resourceapi.ResourceClaim{{watcher, owner}, {owner, watcher}} {
 		for _, c := range order {
 			answer, err := kubelet.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: draClaims(c)})

@@ -294,7 +294,7 @@ func (s *session) shutdown() error {
 		// Whoever hangs in the library would be closed under.
 		return fmt.Errorf("shut the driver library down: %w: %s", ErrHung, hung)
 	}
-	err := s.unlisten(lib) // the set would outlive what it listens to
+	err := s.unlisten() // the set would outlive what it listens to
 	s.begin("nvmlShutdown")
 	return errors.Join(err, failure("nvmlShutdown", "", lib.nvml.Shutdown()))
 }

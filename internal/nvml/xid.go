@@ -47,7 +47,7 @@ func (d *Driver) XIDs(ctx context.Context) ([]XID, error) {
 		all, err := s.xids(lib)
 		if err != nil {
 			// A set that failed once, as when a GPU in it is lost, tells nothing reliable any more.
-			return errors.Join(s.recover(err), s.unlisten(lib))
+			return errors.Join(s.recover(err), s.unlisten())
 		}
 		s.publish(func() { found = all })
 		return s.letGo(lib)
@@ -144,7 +144,7 @@ func (s *session) register(lib *library, l *listener, index int) error {
 }
 
 // unlisten frees the set of events, if there is one.
-func (s *session) unlisten(lib *library) error {
+func (s *session) unlisten() error {
 	l := s.d.listener()
 	if l == nil || !s.d.setListener(s, nil) {
 		return nil
