@@ -197,9 +197,11 @@ func (s *Surroundings) mayAnswer(d *device.OnFabric) bool {
 	})
 }
 
-// calledSince: the GPU came after a call of ours was made whose outcome is not known.
+// calledSince: the GPU came after a call of ours was made, and it is not known which GPU that brought.
 func (s *Surroundings) calledSince(g *Present) bool {
-	return slices.ContainsFunc(s.Leases, func(l device.Lease) bool { return asking(l) && !g.Since.Before(l.AskedAt) })
+	return slices.ContainsFunc(s.Leases, func(l device.Lease) bool {
+		return l.UUID == "" && !l.AskedAt.IsZero() && !g.Since.Before(l.AskedAt)
+	})
 }
 
 // blind: a listed device cannot be told from any GPU.

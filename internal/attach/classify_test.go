@@ -73,6 +73,11 @@ func TestClassify(t *testing.T) {
 			s.Listed, s.Leases = []device.OnFabric{listed}, []device.Lease{asked(came, "res-1")}
 		}, want: Foreign, foreign: []string{"res-1"}},
 		{name: "came during a call of ours", change: func(s *Surroundings) { s.Leases = []device.Lease{asked(came)} }, want: Unclassified},
+		{name: "came during a call of ours, of which the fabric has named the device", change: func(s *Surroundings) {
+			l := asked(came)
+			l.FabricDevice = "res-1"
+			s.Leases, s.ListedAt = []device.Lease{l}, came.Add(-1)
+		}, want: Unclassified},
 		{name: "was there before a call of ours", change: func(s *Surroundings) {
 			s.Leases = []device.Lease{asked(came.Add(time.Minute))}
 		}, want: BuiltIn},

@@ -147,8 +147,11 @@ func TestSurveyOfLeasedUnits(t *testing.T) {
 	s.clock.Step(surveyRetry)
 	s.plug(1)
 	s.expect("a unit comes", 1, attach.BuiltIn, attach.Unclassified)
-	l.FabricDevice, l.Phase, l.UUID, l.PCI = "res-1", device.Attached, gpuID(1), busAddress(1)
+	l.FabricDevice = "res-1"
 	s.leases, s.listed = []device.Lease{l}, []device.OnFabric{onFabric(1)}
+	s.expect("the fabric has named it", 1, attach.BuiltIn, attach.Unclassified)
+	l.Phase, l.UUID, l.PCI = device.Attached, gpuID(1), busAddress(1)
+	s.leases = []device.Lease{l}
 	s.expect("it is attached", 1, attach.BuiltIn, attach.Leased)
 	s.clock.Step(surveyResync)
 	s.expect("some time later", 2, attach.BuiltIn, attach.Leased)

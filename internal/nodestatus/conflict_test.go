@@ -138,6 +138,18 @@ func TestWatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	find(0)
+	own := slice(device.Driver, "n1")
+	own.Spec.Pool.Name = "n1"
+	if _, err := c.ResourceV1().ResourceSlices().Create(t.Context(), own, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for !w.HasPool("n1") {
+		<-changed
+	}
+	if w.HasPool("n2") {
+		t.Error("a pool that nobody publishes")
+	}
+	find(0)
 	if n, err := w.Node("n1"); err != nil || n.UID != "uid-1" {
 		t.Errorf("Node = %v, %v", n, err)
 	}
