@@ -106,7 +106,9 @@ func (t *term) poke() {
 func (t *term) models() []pool.Model {
 	all := make([]pool.Model, 0, len(t.fabric.Models))
 	for _, m := range t.fabric.Models {
-		all = append(all, pool.Model{Name: m.Name, Attributes: m.Attributes, Max: m.MaxPerNode})
+		all = append(all, pool.Model{
+			Name: m.Name, Attributes: m.Attributes, Min: m.MinPerNode, Max: m.MaxPerNode, Excludes: m.Excludes,
+		})
 	}
 	return all
 }
@@ -147,7 +149,7 @@ func (t *term) lead(ctx context.Context) error {
 		Fabric: t.fabric.ID, Models: t.models,
 		Settings: pool.Settings{
 			CoolDown: t.m.cfg.Timings.CoolDown, ReadySettle: t.m.cfg.Timings.ReadySettle,
-			AgentAway: t.m.cfg.Timings.AgentAway,
+			AgentAway: t.m.cfg.Timings.AgentAway, Slots: t.fabric.SlotsPerNode, NodeSlots: t.fabric.Slots,
 		},
 		CountEvery: t.m.cfg.Timings.LeaderList, CountPause: countPause, Debounce: debounce, Retry: retry,
 		CallDeadline: t.fabric.CallTimeout + callDeadline, WriteDeadline: writeDeadline,

@@ -57,7 +57,7 @@ type world struct {
 	// The lease.
 	phase                                      int8 // index in device.Phases
 	want                                       int8
-	gone, deleting, failure                    bool
+	gone, deleting, failure, kept              bool
 	dev, asked, settled, uuid, pci, idle, note bool
 	toldHeld, late, ripe                       bool
 	// What is really there.
@@ -91,7 +91,7 @@ func (w world) observe() Observation {
 		Lease: device.Lease{Phase: phases[w.phase], AcquiredAt: ago(time.Minute), ChangedAt: ago(time.Hour), Deleting: w.deleting, SetBefore: []string{}},
 	}
 	l := &o.Lease
-	l.Attempt = []device.Attempt{{}, onCall, ready}[w.want]
+	l.Attempt, l.Kept = []device.Attempt{{}, onCall, ready}[w.want], w.kept
 	if w.late {
 		l.AcquiredAt = ago(time.Hour)
 	}
@@ -334,7 +334,10 @@ func events() []event {
 	return []event{
 		// Leader and people.
 		{"clear", func(w world) bool { return w.want != nobodyWants }, func(w *world) {
-			w.want, w.told, w.knows, w.scan = nobodyWants, false, false, notLooked
+			w.want, w.told, w.knows, w.scan, w.kept = nobodyWants, false, false, notLooked, false
+		}},
+		{"clear and keep", func(w world) bool { return w.want != nobodyWants && !w.deleting }, func(w *world) {
+			w.want, w.told, w.knows, w.scan, w.kept = nobodyWants, false, false, notLooked, true
 		}},
 		{"assign", func(w world) bool { return w.want == nobodyWants && !w.deleting && !w.is(device.Failed) }, func(w *world) {
 			w.want, w.idle, w.toldHeld, w.late, w.scan = waiting, false, false, false, notLooked
@@ -470,16 +473,19 @@ func (w world) plainly() world {
 	if w.want != waiting {
 		w.told, w.knows = false, false
 	}
+	if w.want != nobodyWants || !w.is(device.Assigned) && !w.is(device.Attaching) {
+		w.kept = false
+	}
 	w.toldHeld = w.toldHeld && w.scan == somebodyThen
 	return w
 }
 
-// reach explores every world that can come of a fresh lease, and returns them with how each was come by.
+// reach explores every world that can come of a fresh lease, made for a claim or to be kept, and returns them with how each was come by.
 func reach(t *testing.T) (from map[world]world, how map[world]string) {
 	t.Helper()
-	start := world{want: waiting, known: true}
-	from, how = map[world]world{start: start}, map[world]string{}
-	queue, steps := []world{start}, 0
+	claimed, kept := world{want: waiting, known: true}, world{kept: true, known: true}
+	from, how = map[world]world{claimed: claimed, kept: kept}, map[world]string{}
+	queue, steps := []world{claimed, kept}, 0
 	all := events()
 	add := func(was, is world, by string) {
 		steps++

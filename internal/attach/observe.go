@@ -12,8 +12,11 @@ import (
 
 // What the rules ask of an observation.
 
-// unwanted: no attempt is to be served, and nobody will set one on a lease that is being deleted.
-func (o *Observation) unwanted() bool { return o.Lease.Attempt.IsZero() || o.Lease.Deleting }
+// unwanted: no attempt is to be served and the node does not keep it for its minimum; or the lease is being
+// deleted, and nobody will set an attempt on it.
+func (o *Observation) unwanted() bool {
+	return o.Lease.Attempt.IsZero() && !o.Lease.Kept || o.Lease.Deleting
+}
 
 // late: the attach has had its time. A lease taken by a clock ahead of ours was taken now.
 func (o *Observation) late() bool { return !o.Now.Before(o.deadline()) }

@@ -76,6 +76,7 @@ func became(o *Observation)       { o.Lease.FabricDevice = "d1" }
 func anonymous(o *Observation)    { o.Lease.UUID, o.Lease.PCI = "", device.PCIAddress{} }
 func nobody(o *Observation)       { o.Lease.Attempt = device.Attempt{} }
 func serves(a device.Attempt) mod { return func(o *Observation) { o.Lease.Attempt = a } }
+func kept(o *Observation)         { o.Lease.Kept = true }
 func deleting(o *Observation)     { o.Lease.Deleting = true }
 func late(o *Observation)         { o.Lease.AcquiredAt = ago(time.Hour) }
 func machineBusy(o *Observation)  { o.MachineBusy = true }
@@ -190,6 +191,8 @@ var table = map[device.Phase][]row{
 		{situation: "list failed just now", mods: with(listFails(time.Second)), rule: "look first", want: Wait, wake: 6 * time.Second},
 		{situation: "list failed a while ago", mods: with(listFails(time.Minute)), rule: "look first", want: ListFabric},
 		{situation: "claim gone", mods: with(nobody), rule: "nobody wants it", want: Delete},
+		{situation: "kept for the node's minimum", mods: with(nobody, kept), rule: "write ahead", want: StoreIntent},
+		{situation: "kept, lease deleted by a person", mods: with(nobody, kept, deleting), rule: "nobody wants it", want: Delete},
 		{situation: "lease deleted by a person", mods: with(deleting), rule: "nobody wants it", want: Delete},
 		{situation: "model not configured here", mods: with(noModel), rule: "unknown model", want: Store, check: failed1("UnknownModel", device.BlameNode)},
 		{situation: "deadline passed in the queue", mods: with(late, machineBusy), rule: "too late", want: Store, check: failed1("AttachTimeout", device.BlameUnit)},
@@ -207,11 +210,14 @@ var table = map[device.Phase][]row{
 		{situation: "intent stored, somebody attached another", mods: with(maySend, alsoHere("d9", model)), rule: "stored, not so any more", want: StoreIntent},
 		{situation: "intent stored long ago, while the list failed", mods: with(maySend, settled), rule: "stored, machine as it was", want: SendAttach},
 		{situation: "intent stored, claim gone", mods: with(maySend, nobody), rule: "stored and unwanted", want: Delete},
+		{situation: "intent stored, kept", mods: with(maySend, nobody, kept), rule: "stored, machine as it was", want: SendAttach},
 		{situation: "intent stored, lease deleted", mods: with(maySend, deleting), rule: "stored and unwanted", want: Delete},
 		{situation: "intent stored, deadline passed", mods: with(maySend, late), rule: "stored, too late", want: Store, check: both(failed1("AttachTimeout", device.BlameUnit), unasked)},
 		{situation: "intent stored, another unit's turn", mods: with(maySend, machineBusy), rule: "machine busy", want: Wait},
 		{situation: "call runs", mods: with(maySend, running(SendAttach)), rule: "running", want: Wait},
 		// Its outcome.
+		{situation: "refused for good, kept", mods: with(answered(device.FaultNoCapacity, time.Second), nobody, kept), rule: "refused for good", want: Store, check: failed1("NoCapacity", device.BlameModel)},
+		{situation: "nothing came in time, kept", mods: with(settled, nobody, kept, late), rule: "nothing came in time", want: Store, check: failed1("AttachTimeout", device.BlameUnit)},
 		{situation: "reply done, listed", mods: with(answered("", time.Second), here(ours)), rule: "one came", want: Store, check: became1},
 		{situation: "reply lost, listed", mods: with(answered(device.FaultUnknown, time.Second), here(ours)), rule: "one came", want: Store, check: became1},
 		{situation: "restart, listed", mods: with(here(ours)), rule: "one came", want: Store, check: became1},

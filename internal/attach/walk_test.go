@@ -32,6 +32,7 @@ func axes() []axis {
 	attaching, attached, releasing := []device.Phase{device.Attaching}, []device.Phase{device.Attached}, []device.Phase{device.Releasing}
 	return []axis{
 		{"attempt", []mod{nobody, serves(onCall)}, everywhere},
+		{"kept", []mod{nothing, kept}, []device.Phase{device.Assigned, device.Attaching}},
 		{"ready", []mod{nothing, serves(ready)}, attached},
 		{"deleting", []mod{nothing, deleting}, everywhere},
 		{"deadline", []mod{nothing, late}, []device.Phase{device.Assigned, device.Attaching}},
@@ -154,7 +155,7 @@ func wrongs(o *Observation, d Decision) []string {
 		never(!o.MaySend, "asks without an intent stored by this process")
 		never(o.MachineBusy, "asks while another unit's call is under way")
 		never(!o.Fresh || len(o.Here) > 0, "asks although the machine is not, or may not be, as it was")
-		never(!wanted || o.Lease.Deleting, "asks for nobody")
+		never(!wanted && !o.Lease.Kept || o.Lease.Deleting, "asks for nobody")
 	case StoreIntent:
 		never(open, "asks again while the first call may take effect")
 		never(!o.Fresh, "writes ahead without knowing what is there")
@@ -162,6 +163,7 @@ func wrongs(o *Observation, d Decision) []string {
 	case Delete:
 		never(open, "forgets a call that may take effect")
 		never(o.Lease.FabricDevice != "" && (!o.Fresh || isListed), "forgets a device that may be attached")
+		never(o.Lease.Phase != device.Releasing && o.Lease.Phase != device.Failed && (wanted || o.Lease.Kept) && !o.Lease.Deleting, "forgets what is wanted")
 		never((o.Prepared || !o.PreparedKnown) && o.Lease.Phase == device.Releasing, "forgets a device that is, or may be, prepared")
 	case Tell:
 		never(!usable || drains || o.Lease.UUID != ours || o.Lease.Phase != device.Attached, "tells a claim of a device that it cannot use")

@@ -134,6 +134,8 @@ type Lease struct {
 
 	Phase   Phase
 	Attempt Attempt
+	// Kept: the unit is wanted here though no claim has it. The leader alone writes it.
+	Kept    bool
 	Failure Failure
 
 	// SetBefore are the fabric devices that the machine had, and no other lease named, before the manager

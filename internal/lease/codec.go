@@ -28,6 +28,7 @@ const (
 	annModel        = device.Driver + "/model"
 	annUnit         = device.Driver + "/unit"
 	annAttempt      = device.Driver + "/attempt"
+	annKept         = device.Driver + "/kept"
 	annPreparedFor  = device.Driver + "/prepared-for"
 	annHeldBy       = device.Driver + "/held-by"
 	annIdleSince    = device.Driver + "/idle-since"
@@ -111,6 +112,7 @@ func annotations(l device.Lease) map[string]string {
 		annModel:        string(l.Model),
 		annUnit:         string(l.Unit),
 		annAttempt:      l.Attempt.String(),
+		annKept:         mark(l.Kept),
 		annPreparedFor:  list(l.PreparedFor),
 		annHeldBy:       strings.ToValidUTF8(l.HeldBy, "\uFFFD"),
 		annIdleSince:    instant(l.IdleSince),
@@ -155,6 +157,14 @@ func instant(t time.Time) string {
 	return t.UTC().Format(time.RFC3339Nano)
 }
 
+// mark prints what holds; what does not is not stored.
+func mark(yes bool) string {
+	if !yes {
+		return ""
+	}
+	return strconv.FormatBool(yes)
+}
+
 // list prints a list as compact JSON; nil, as against empty, is not stored.
 func list(items []string) string {
 	if items == nil {
@@ -179,6 +189,7 @@ func decode(obj *coordinationv1.Lease) (device.Lease, error) {
 		Model:        device.Model(r.required(annModel)),
 		NodeUID:      obj.Annotations[annNodeUID],
 		Attempt:      parse(&r, annAttempt, device.ParseAttempt),
+		Kept:         parse(&r, annKept, strconv.ParseBool),
 		PreparedFor:  r.list(annPreparedFor),
 		HeldBy:       obj.Annotations[annHeldBy],
 		IdleSince:    parse(&r, annIdleSince, parseInstant),

@@ -36,7 +36,7 @@ func full() device.Lease {
 		},
 		SetBefore: []string{"d1", "d2"}, AskedAt: at, FabricDevice: "d3",
 		PCI: device.PCIAddress{Bus: 0x3b}, UUID: "GPU-1b7e8d9c-0000-4000-8000-00000000abcd",
-		PreparedFor: []string{"u1"}, HeldBy: "python3 (pid 4711)", IdleSince: at,
+		Kept: true, PreparedFor: []string{"u1"}, HeldBy: "python3 (pid 4711)", IdleSince: at,
 		AcquiredAt: at, ChangedAt: at.Add(time.Second), Transitions: 7,
 	}
 }
@@ -74,6 +74,7 @@ func TestEncode(t *testing.T) {
 				"gpu.cohdi.io/model":         "a100",
 				"gpu.cohdi.io/unit":          "a100-3",
 				"gpu.cohdi.io/attempt":       "team-a/pod-gpu-x7/5b1e 2026-01-02T03:04:05Z n1 fabric-0/a100-3",
+				"gpu.cohdi.io/kept":          "true",
 				"gpu.cohdi.io/prepared-for":  `["u1"]`,
 				"gpu.cohdi.io/held-by":       "python3 (pid 4711)",
 				"gpu.cohdi.io/idle-since":    "2026-01-02T03:04:05.678901Z",
@@ -189,6 +190,7 @@ func TestDecode_reports(t *testing.T) {
 		{"annotation " + annUnit, func(o *coordinationv1.Lease) { delete(o.Annotations, annUnit) }},
 		{"annotation " + annModel, func(o *coordinationv1.Lease) { delete(o.Annotations, annModel) }},
 		{"annotation " + annAttempt, annotation(annAttempt, "c1")},
+		{"annotation " + annKept, annotation(annKept, "maybe")},
 		{"annotation " + annPreparedFor, annotation(annPreparedFor, "u1,u2")},
 		{"annotation " + annSetBefore, annotation(annSetBefore, "null")},
 		{"annotation " + annIdleSince, annotation(annIdleSince, "yesterday")},
@@ -273,7 +275,7 @@ func randomLease(r *rand.Rand) device.Lease {
 		Failure: device.Failure{Reason: text(), Message: text(), Blame: device.Blame(text()), RetryAfter: instant()},
 
 		SetBefore: items(), AskedAt: instant(), FabricDevice: text(),
-		PreparedFor: items(), HeldBy: text(), IdleSince: instant(),
+		Kept: maybe(), PreparedFor: items(), HeldBy: text(), IdleSince: instant(),
 		AcquiredAt: instant(), ChangedAt: instant(), Transitions: r.Int32(),
 	}
 	if maybe() {

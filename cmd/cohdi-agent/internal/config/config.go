@@ -57,6 +57,10 @@ type Fabric struct {
 	// NodeSelector narrows the nodes that belong to the fabric, by their labels; empty takes every node
 	// whose machine the manager lists.
 	NodeSelector map[string]string
+	// SlotsPerNode is how many devices of the pool a node's machine has room for; 0 is no limit. Slots are
+	// the Nodes that differ.
+	SlotsPerNode int
+	Slots        map[string]int
 	Models       []Model
 }
 
@@ -65,8 +69,12 @@ type Model struct {
 	Name device.Model
 	// FabricModel is the manager's word for it.
 	FabricModel string
+	// MinPerNode is how many each node of the fabric has attached in advance, whether a Pod wants them or not.
+	MinPerNode int
 	// MaxPerNode is the most that one node may hold; 0 is no limit.
 	MaxPerNode int
+	// Excludes are the other models of which a node must have none beside this one.
+	Excludes []device.Model
 	// Attributes are published with each of its units.
 	Attributes map[string]string
 }
@@ -85,6 +93,10 @@ type Timings struct {
 	AgentAway time.Duration
 	// RetryAfter is how long a unit that failed is left alone.
 	RetryAfter time.Duration
+	// ForgetUnit is how long a unit that the manager has no more stays listed after any claim or lease named it.
+	ForgetUnit time.Duration
+	// AdoptAfter is how long a foreign device has been attached before it is taken in.
+	AdoptAfter time.Duration
 }
 
 // Logging is how the agent's log is written.
@@ -102,8 +114,13 @@ const (
 // ForeignDevices is what becomes of a device that nobody of ours has attached.
 type ForeignDevices string
 
-// ForeignReport leaves foreign devices alone and says that they are there.
-const ForeignReport ForeignDevices = "report"
+// What becomes of them.
+const (
+	// ForeignReport leaves foreign devices alone and says that they are there.
+	ForeignReport ForeignDevices = "report"
+	// ForeignAdopt takes them in as idle after a while.
+	ForeignAdopt ForeignDevices = "adopt"
+)
 
 // IfAdvertisedElsewhere is what to do where another driver or device plugin advertises the GPUs.
 type IfAdvertisedElsewhere string
@@ -156,6 +173,8 @@ func defaults() Config {
 			NodeList:       10 * time.Minute,
 			AgentAway:      time.Minute,
 			RetryAfter:     time.Minute,
+			ForgetUnit:     24 * time.Hour,
+			AdoptAfter:     10 * time.Minute,
 		},
 		Logging:               Logging{Format: LogText},
 		DriverRoots:           []string{"/", "/run/nvidia/driver"},

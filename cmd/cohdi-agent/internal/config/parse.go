@@ -126,7 +126,7 @@ func (r *reader) config(f field) Config {
 			})
 		},
 		"driverRoots":           func(f field) { c.DriverRoots = r.driverRoots(f) },
-		"foreignDevices":        func(f field) { word(r, f, &c.ForeignDevices, ForeignReport) },
+		"foreignDevices":        func(f field) { word(r, f, &c.ForeignDevices, ForeignReport, ForeignAdopt) },
 		"ifAdvertisedElsewhere": func(f field) { word(r, f, &c.IfAdvertisedElsewhere, Withhold, Ignore) },
 	})
 	if f.node.Kind == yaml.MappingNode {
@@ -189,6 +189,8 @@ func (r *reader) fabric(f field) (Fabric, field) {
 		"callTimeout":   func(f field) { r.duration(f, &fabric.CallTimeout, time.Second, time.Hour) },
 		"settle":        func(f field) { r.duration(f, &fabric.Settle, time.Second, time.Hour) },
 		"nodeSelector":  func(f field) { fabric.NodeSelector = r.nodeSelector(f) },
+		"slotsPerNode":  func(f field) { r.number(f, &fabric.SlotsPerNode, 1, 1024) },
+		"slots":         func(f field) { fabric.Slots = r.slots(f) },
 		"models":        func(f field) { fabric.Models = r.models(f) },
 	})
 	r.require(f, present, "id", "manager", "endpoint", "tenant", "models")
@@ -238,30 +240,73 @@ func (r *reader) tenant(f field) string {
 
 func (r *reader) models(f field) []Model {
 	var all []Model
+	excludes := make([]field, 0)
 	r.list(f, func(f field) {
-		var m Model
-		name, word := f, f
-		present := r.object(f, map[string]func(field){
-			"name":        func(f field) { name = f; m.Name = r.modelName(f) },
-			"fabricModel": func(f field) { word = f; m.FabricModel = r.filled(f, "the manager's word for the model") },
-			"maxPerNode":  func(f field) { r.number(f, &m.MaxPerNode, 1, 1024) },
-			"attributes":  func(f field) { m.Attributes = r.attributes(f) },
-		})
-		r.require(f, present, "name", "fabricModel")
+		m, at := r.model(f)
 		for _, other := range all {
 			if other.Name == m.Name && m.Name != "" {
-				r.say(name, "%q is the name of another model of this fabric, too", m.Name)
+				r.say(at.name, "%q is the name of another model of this fabric, too", m.Name)
 			}
 			if other.FabricModel == m.FabricModel && m.FabricModel != "" {
-				r.say(word, "%q is the model %q already: the manager cannot tell them apart", m.FabricModel, other.Name)
+				r.say(at.word, "%q is the model %q already: the manager cannot tell them apart", m.FabricModel, other.Name)
 			}
 		}
-		all = append(all, m)
+		all, excludes = append(all, m), append(excludes, at.excludes)
 	})
 	if f.node.Kind == yaml.SequenceNode && len(all) == 0 {
 		r.say(f, "is empty; a fabric has at least one model")
 	}
+	for i, m := range all {
+		for _, other := range m.Excludes {
+			known := slices.ContainsFunc(all, func(o Model) bool { return o.Name == other })
+			if other != "" && (!known || other == m.Name) {
+				r.say(excludes[i], "%q is not the name of another model of this fabric", other)
+			}
+		}
+	}
 	return all
+}
+
+// places are where the parts of a model stand.
+type places struct{ name, word, excludes field }
+
+func (r *reader) model(f field) (Model, places) {
+	var m Model
+	at, least := places{f, f, f}, f
+	present := r.object(f, map[string]func(field){
+		"name":        func(f field) { at.name = f; m.Name = r.modelName(f) },
+		"fabricModel": func(f field) { at.word = f; m.FabricModel = r.filled(f, "the manager's word for the model") },
+		"minPerNode":  func(f field) { least = f; r.number(f, &m.MinPerNode, 1, 1024) },
+		"maxPerNode":  func(f field) { r.number(f, &m.MaxPerNode, 1, 1024) },
+		"excludes": func(f field) {
+			at.excludes = f
+			r.list(f, func(f field) { m.Excludes = append(m.Excludes, r.modelName(f)) })
+		},
+		"attributes": func(f field) { m.Attributes = r.attributes(f) },
+	})
+	r.require(f, present, "name", "fabricModel")
+	if m.MaxPerNode > 0 && m.MinPerNode > m.MaxPerNode {
+		r.say(least, "is %d, more than maxPerNode, which is %d", m.MinPerNode, m.MaxPerNode)
+	}
+	return m, at
+}
+
+// slots reads how many slots certain Nodes have.
+func (r *reader) slots(f field) map[string]int {
+	all := map[string]int{}
+	r.entries(f, func(key *yaml.Node, value field) {
+		r.nodeName(key, value.path)
+		var n int
+		r.number(value, &n, 1, 1024)
+		all[key.Value] = n
+	})
+	return all
+}
+
+func (r *reader) nodeName(key *yaml.Node, path string) {
+	if problems := validation.IsDNS1123Subdomain(key.Value); len(problems) > 0 {
+		r.say(field{key, path}, "is not a Node's name: %s", strings.Join(problems, "; "))
+	}
 }
 
 func (r *reader) modelName(f field) device.Model {
@@ -311,9 +356,7 @@ func (r *reader) machines(f field) map[string]device.Machine {
 	all := map[string]device.Machine{}
 	owner := map[device.Machine]string{}
 	r.entries(f, func(key *yaml.Node, value field) {
-		if problems := validation.IsDNS1123Subdomain(key.Value); len(problems) > 0 {
-			r.say(field{key, value.path}, "is not a Node's name: %s", strings.Join(problems, "; "))
-		}
+		r.nodeName(key, value.path)
 		text, ok := r.text(value, "the UUID of the node's machine")
 		if !ok {
 			return
@@ -399,6 +442,9 @@ func (r *reader) timings(f field, t *Timings) {
 		"nodeList":       func(f field) { r.duration(f, &t.NodeList, 10*time.Second, 24*time.Hour) },
 		"agentAway":      func(f field) { r.duration(f, &t.AgentAway, time.Second, 24*time.Hour) },
 		"retryAfter":     func(f field) { r.duration(f, &t.RetryAfter, time.Second, 24*time.Hour) },
+		"forgetUnit":     func(f field) { r.duration(f, &t.ForgetUnit, time.Hour, 365*24*time.Hour) },
+		// Shorter than that, a device that is being attached or detached would look like one.
+		"adoptAfter": func(f field) { r.duration(f, &t.AdoptAfter, 5*time.Minute, 30*24*time.Hour) },
 	})
 }
 

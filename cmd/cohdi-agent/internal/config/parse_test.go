@@ -73,6 +73,7 @@ func TestParse(t *testing.T) {
 		Timings: Timings{
 			AttachDeadline: 3 * time.Minute, CoolDown: 0, ReadySettle: 5 * time.Second, LeaderList: 20 * time.Second,
 			NodeList: 5 * time.Minute, AgentAway: 2 * time.Minute, RetryAfter: 30 * time.Second,
+			ForgetUnit: 24 * time.Hour, AdoptAfter: 10 * time.Minute,
 		},
 		Logging: Logging{Format: LogJSON}, DriverRoots: []string{"/run/nvidia/driver"},
 		ForeignDevices: ForeignReport, IfAdvertisedElsewhere: Ignore,
@@ -99,6 +100,39 @@ func TestParseFillsDefaults(t *testing.T) {
 	}
 }
 
+// TestParseLimits: what says how many devices go where.
+func TestParseLimits(t *testing.T) {
+	got, err := Parse([]byte(head+`fabrics:
+- id: lab
+  manager: fm
+  endpoint: https://fm
+  tenant: t
+  slotsPerNode: 8
+  slots: {node-1: 4}
+  models:
+  - {name: a100, fabricModel: A, minPerNode: 1, maxPerNode: 4, excludes: [l40s]}
+  - {name: l40s, fabricModel: L, minPerNode: 2}
+foreignDevices: adopt
+timings: {forgetUnit: 48h, adoptAfter: 1h}
+`), "config.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := defaults()
+	want.Fabrics = []Fabric{{
+		ID: "lab", Manager: ManagerFM, Endpoint: "https://fm", Tenant: "t", Credentials: "/etc/cohdi-agent/fabrics/lab", Settle: time.Minute,
+		SlotsPerNode: 8, Slots: map[string]int{"node-1": 4},
+		Models: []Model{
+			{Name: "a100", FabricModel: "A", MinPerNode: 1, MaxPerNode: 4, Excludes: []device.Model{"l40s"}},
+			{Name: "l40s", FabricModel: "L", MinPerNode: 2},
+		},
+	}}
+	want.ForeignDevices, want.Timings.ForgetUnit, want.Timings.AdoptAfter = ForeignAdopt, 48*time.Hour, time.Hour
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("config (-want +got):\n%s", diff)
+	}
+}
+
 func TestParseErrors(t *testing.T) {
 	for _, tc := range []struct {
 		name string
@@ -116,7 +150,7 @@ func TestParseErrors(t *testing.T) {
 		{"ConfigMap", "", "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: x}\ndata: {config.yaml: x}\n", "c.yaml:1: is a manifest of Kubernetes, a ConfigMap; give the content of config.yaml"},
 		{"not YAML", "", head + "fabrics: [\n", "c.yaml:3: is not YAML: did not find expected node content"},
 		{"unknown field", "foreignDevices: report", "foreignDevice: report", "c.yaml:27: foreignDevice: is not a field; fields here are apiVersion, builtIn, driverRoots, fabrics, foreignDevices, ifAdvertisedElsewhere, kind, logging, machines, timings"},
-		{"unknown field below", "maxPerNode: 4", "max: 4", "c.yaml:15: fabrics[0].models[0].max: is not a field; fields here are attributes, fabricModel, maxPerNode, name"},
+		{"unknown field below", "maxPerNode: 4", "max: 4", "c.yaml:15: fabrics[0].models[0].max: is not a field; fields here are attributes, excludes, fabricModel, maxPerNode, minPerNode, name"},
 		{"twice", "kind: Config", "kind: Config\nkind: Config", "c.yaml:3: kind: stands here again, first on line 2"},
 		{"alias", "", head + "logging: &x {format: text}\ntimings: *x\n", "c.yaml:4: timings: is the alias *x; write the value out"},
 		{"null", "managerFabric: 3", "managerFabric:", "c.yaml:8: fabrics[0].managerFabric: is empty, must be a whole number from 0 to 2147483647; leave the field out for its default"},
@@ -145,7 +179,17 @@ func TestParseErrors(t *testing.T) {
 		{"node name", "node-1:", "Node_1:", "c.yaml:23: machines.Node_1: is not a Node's name: "},
 		{"deadline beyond the scheduler's", "attachDeadline: 3m", "attachDeadline: 20m", `c.yaml:24: timings.attachDeadline: is "20m", must be a duration from 10s to 9m, like 90s or 4m`},
 		{"no driver root", "[/run/nvidia/driver]", "[]", "c.yaml:26: driverRoots: is empty; leave the field out for its default"},
-		{"adopt", "foreignDevices: report", "foreignDevices: adopt", `c.yaml:27: foreignDevices: is "adopt", must be "report"`},
+		{"foreign devices", "foreignDevices: report", "foreignDevices: take", `c.yaml:27: foreignDevices: is "take", must be "report" or "adopt"`},
+		{"more at least than at most", "maxPerNode: 4", "maxPerNode: 4\n    minPerNode: 5", "c.yaml:16: fabrics[0].models[0].minPerNode: is 5, more than maxPerNode, which is 4"},
+		{"nothing at least", "maxPerNode: 4", "minPerNode: 0", `c.yaml:15: fabrics[0].models[0].minPerNode: is "0", must be a whole number from 1 to 1024`},
+		{"excludes nobody", "maxPerNode: 4", "excludes: [h100]", `c.yaml:15: fabrics[0].models[0].excludes: "h100" is not the name of another model of this fabric`},
+		{"excludes itself", "maxPerNode: 4", "excludes: [l40s, a100]", `c.yaml:15: fabrics[0].models[0].excludes: "a100" is not the name of another model of this fabric`},
+		{"excludes a word", "maxPerNode: 4", "excludes: l40s", `c.yaml:15: fabrics[0].models[0].excludes: is "l40s", must be a list`},
+		{"no slots", "settle: 90s", "slotsPerNode: 0", `c.yaml:10: fabrics[0].slotsPerNode: is "0", must be a whole number from 1 to 1024`},
+		{"slots of nobody", "settle: 90s", "slots: {Node_1: 4}", "c.yaml:10: fabrics[0].slots.Node_1: is not a Node's name: "},
+		{"slots in words", "settle: 90s", "slots: {node-1: four}", `c.yaml:10: fabrics[0].slots.node-1: is "four", must be a whole number from 1 to 1024`},
+		{"forgets too soon", "retryAfter: 30s", "forgetUnit: 1m", `c.yaml:24: timings.forgetUnit: is "1m", must be a duration from 1h to 8760h, like 90s or 4m`},
+		{"adopts too soon", "retryAfter: 30s", "adoptAfter: 1m", `c.yaml:24: timings.adoptAfter: is "1m", must be a duration from 5m to 720h, like 90s or 4m`},
 		{"word", "ifAdvertisedElsewhere: ignore", "ifAdvertisedElsewhere: [x]", `c.yaml:28: ifAdvertisedElsewhere: is a list, must be "withhold" or "ignore"`},
 		{"built-in of no node", "  node-1: [\"0000:17", "  Node_1: [\"0000:17", "c.yaml:30: builtIn.Node_1: is not a Node's name: "},
 		{"built-in everywhere", `  node-1: ["0000:17:00.0", "10000:3a:00.0"]`, `- "0000:17:00.0"`, "c.yaml:30: builtIn: is a list, must be a map"},
