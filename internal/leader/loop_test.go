@@ -580,6 +580,33 @@ func TestDropNeedsTheElection(t *testing.T) {
 }
 
 // TestOneFailureStopsNothingElse: the lease that cannot be written holds up no other.
+// TestKept: units are attached in advance once nobody can have been given them any more, and only if the API
+// server says that nobody was.
+func TestKept(t *testing.T) {
+	inTerm(t, func(t *testing.T, r *rig, l *Loop) {
+		t.Helper()
+		l.cfg.Models = func() []pool.Model { return []pool.Model{{Name: "a100", Min: 1}} }
+		r.nodes = r.nodes[:1]
+		if wake := r.settle(t, l); !wake.Equal(r.clock.Now().Add(10 * time.Second)) {
+			t.Errorf("wake in %s", wake.Sub(r.clock.Now()))
+		}
+		r.expect(t, "lacks one", "publish [a100-0 a100-1]")
+		r.clock.Step(10 * time.Second)
+		r.live = []device.Attempt{attempt("c", "n2", "a100-1")} // the cache does not show it yet
+		l.Step(t.Context())
+		r.expect(t, "just allocated", "Create a100-1 did not go through: unit a100-1 was just allocated to claim team/c; node n1 does not keep it")
+		r.live, r.notLeader = nil, errors.New("another leads")
+		l.Step(t.Context())
+		r.expect(t, "leads no more", "Create a100-1 did not go through: another leads")
+		r.notLeader = nil
+		r.settle(t, l)
+		r.expect(t, "nobody has it", "create a100-1 for  on n1", "publish [a100-0 a100-1]")
+		if got := r.leases["a100-1"]; !got.Kept || got.Phase != device.Assigned {
+			t.Errorf("lease %+v", got)
+		}
+	})
+}
+
 func TestOneFailureStopsNothingElse(t *testing.T) {
 	inTerm(t, func(t *testing.T, r *rig, l *Loop) {
 		t.Helper()

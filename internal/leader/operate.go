@@ -30,8 +30,7 @@ func (l *Loop) operate(ctx context.Context, op pool.Op) (failed bool) {
 func (l *Loop) do(ctx context.Context, op pool.Op) error {
 	switch op.Kind {
 	case pool.Create:
-		_, err := l.cfg.Leases.Create(ctx, op.Lease)
-		return err
+		return l.create(ctx, op)
 	case pool.Assign:
 		return l.update(ctx, op.Lease)
 	case pool.Clear:
@@ -53,6 +52,24 @@ func (l *Loop) do(ctx context.Context, op pool.Op) error {
 		return l.cfg.Leases.Delete(ctx, op.Lease)
 	}
 	return fmt.Errorf("lease operation %q is not known", op.Kind)
+}
+
+// create makes a lease. One that no claim asks for must not take the unit from a claim that is allocated it.
+func (l *Loop) create(ctx context.Context, op pool.Op) error {
+	if op.Attempt.IsZero() {
+		if err := l.cfg.Election.StillLeads(ctx); err != nil {
+			return err
+		}
+		live, err := l.cfg.Claims.Live(ctx, op.Lease.Fabric, op.Lease.Unit)
+		if err != nil {
+			return fmt.Errorf("read the claims of unit %s before node %s keeps it: %w", op.Lease.Unit, op.Lease.Node, err)
+		}
+		if len(live) > 0 {
+			return fmt.Errorf("unit %s was just allocated to claim %s; node %s does not keep it", op.Lease.Unit, live[0].Claim(), op.Lease.Node)
+		}
+	}
+	_, err := l.cfg.Leases.Create(ctx, op.Lease)
+	return err
 }
 
 func (l *Loop) update(ctx context.Context, lease device.Lease) error {

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/cohdi/cohdi-agent/internal/device"
@@ -16,18 +18,14 @@ import (
 // operations, and the refusals that are due.
 func Decide(w World) Plan {
 	all := views(&w)
-	p := Plan{Offers: offers(&w, all), Labels: labels(&w)}
+	p := Plan{Offers: offers(&w, all), Labels: labels(&w), Notes: w.notes}
+	rules := unitRules()
 	for i := range all {
 		v := &all[i]
 		if v.rivals > 0 {
-			p.Notes = append(p.Notes, fmt.Sprintf("unit %s is allocated to %d claims; one is served, the others wait", v.unit, v.rivals+1))
+			p.note("unit %s is allocated to %d claims; one is served, the others wait", v.unit, v.rivals+1)
 		}
-		for _, r := range unitRules() {
-			if r.when(v) {
-				r.then(v, &p)
-				break
-			}
-		}
+		rules[slices.IndexFunc(rules, func(r unitRule) bool { return r.when(v) })].then(v, &p)
 		p.wakeAt(w.Now, v.times()...)
 	}
 	for i := range w.Nodes {
@@ -43,6 +41,8 @@ type unitRule struct {
 	name string
 	when func(*view) bool
 	then func(*view, *Plan)
+	// does says what follows, and why the reason for it, in docs/policy.md.
+	does, why string
 }
 
 // unitRules is the leader's policy for a unit: who has it, who wants it, what follows.
@@ -54,72 +54,151 @@ func unitRules() []unitRule {
 	here := func(v *view) bool { return demanded(v) && v.isHolder(v.wanted) }
 	elsewhere := func(v *view) bool { return demanded(v) && !v.isHolder(v.wanted) }
 	return []unitRule{
-		{"unknown phase", func(v *view) bool { return v.lease != nil && !v.lease.Phase.Known() }, note("is in a phase that this release does not know: hands off")},
+		{
+			"unknown phase", func(v *view) bool { return v.lease != nil && !v.lease.Phase.Known() },
+			note("is in a phase that this release does not know: hands off"),
+			"note", "A later release, or nobody, knows what is under way; whatever is done could undo it.",
+		},
 
 		// Nobody has it.
-		{"free, nobody wants it", func(v *view) bool { return v.lease == nil && !demanded(v) }, nothing},
-		{"free and wanted", func(v *view) bool { return v.lease == nil }, (*view).createOrRefuse},
+		{
+			"to be kept", func(v *view) bool { return v.keepFor != nil && v.settled(v.unit.Entry()) }, (*view).createKept,
+			"create a lease without an attempt", "The node has fewer units than its minimum; no claim was given this one since its entry was tainted.",
+		},
+		{
+			"free, nobody wants it", func(v *view) bool { return v.lease == nil && !demanded(v) }, nothing,
+			"nothing", "An attach starts for a claim that is allocated and reserved; before that no Pod is sure to come.",
+		},
+		{
+			"free and wanted", func(v *view) bool { return v.lease == nil }, (*view).createOrRefuse,
+			"create the lease, or refuse", "The lease is what makes the node's agent attach it; where the node takes no more, the claim is taken back.",
+		},
 
 		// A claim has it.
-		{"its claim is gone", func(v *view) bool { return !v.lease.Attempt.IsZero() && !v.serving }, op(Clear, "no claim has this allocation any more")},
-		{"serving, told that it failed", func(v *view) bool { return v.serving && v.demand.AttachFailed }, nothing},
-		{"serving, failed", func(v *view) bool { return v.serving && v.phase() == device.Failed }, func(v *view, p *Plan) { v.refuse(p, &v.lease.Failure) }},
-		{"serving, holder away", func(v *view) bool {
-			return v.serving && !v.demand.Attached && !v.demand.Attempt.Ready() && !v.holderActs()
-		}, func(v *view, p *Plan) { v.refuse(p, away(v.lease.Node)) }},
-		{"serving", func(v *view) bool { return v.serving }, nothing},
+		{
+			"its claim is gone", func(v *view) bool { return !v.lease.Attempt.IsZero() && !v.serving }, clearAttempt,
+			"clear the attempt", "The claim was deleted or allocated anew, even under the same UID: nobody waits for this attempt.",
+		},
+		{
+			"serving, told that it failed", func(v *view) bool { return v.serving && v.demand.AttachFailed }, nothing,
+			"nothing", "The scheduler clears the allocation next.",
+		},
+		{
+			"serving, failed", func(v *view) bool { return v.serving && v.phase() == device.Failed },
+			func(v *view, p *Plan) { v.refuse(p, &v.lease.Failure) },
+			"refuse", "The holder gave up; only the leader may say so, once the same choice cannot be made again.",
+		},
+		{
+			"serving, holder away", func(v *view) bool {
+				return v.serving && !v.demand.Attached && !v.demand.Attempt.Ready() && !v.holderActs()
+			}, func(v *view, p *Plan) { v.refuse(p, away(v.lease.Node)) },
+			"refuse", "Nobody is there to attach it or to say that it failed, and the Pod would wait for 10 minutes.",
+		},
+		{
+			"serving", func(v *view) bool { return v.serving }, nothing,
+			"nothing", "Its holder carries it on. That the claim is unreserved for a moment is a retry of the scheduler, no release.",
+		},
 
 		// A node has it, for no claim.
-		{"failed and wanted", free(func(v *view) bool { return demanded(v) && v.phase() == device.Failed }), func(v *view, p *Plan) { v.refuse(p, &v.lease.Failure) }},
-		{"asked of nobody, holder away", free(func(v *view) bool { return v.phase() == device.Assigned && !v.holderActs() }), op(Drop, "its holder is away and had asked nothing yet")},
-		{"wanted where it is", free(func(v *view) bool { return here(v) && !v.lease.Deleting }), (*view).assign},
-		{"wanted elsewhere, holder away", free(func(v *view) bool { return elsewhere(v) && !v.holderActs() }), func(v *view, p *Plan) { v.refuse(p, away(v.lease.Node)) }},
-		{"wanted elsewhere, idle", free(func(v *view) bool { return elsewhere(v) && v.lease.Idle() }), op(Release, "it is wanted on another node")},
-		{"wanted, on its way", free(demanded), note("is wanted and becomes free first")},
-		{"cooled down", free(func(v *view) bool { return v.cooled() && v.settled() && !v.allocatedHere() }), op(Release, "it was idle for the cool-down")},
-		{"waits", func(*view) bool { return true }, nothing},
+		{
+			"failed and wanted", free(func(v *view) bool { return demanded(v) && v.phase() == device.Failed }),
+			func(v *view, p *Plan) { v.refuse(p, &v.lease.Failure) },
+			"refuse", "It was allocated before its taint was seen; it would fail again.",
+		},
+		{
+			"asked of nobody, holder away", free(func(v *view) bool { return v.phase() == device.Assigned && !v.holderActs() }),
+			op(Drop, "its holder is away and had asked nothing yet"),
+			"drop the lease", "The holder cannot ask the fabric without writing to this lease first, so nothing is lost; else the unit waits for an agent that may never return.",
+		},
+		{
+			"wanted where it is", free(func(v *view) bool { return here(v) && !v.lease.Deleting }), (*view).assign,
+			"assign it", "It is attached, or on its way, to the very node: hand it over at once, by whichever entry it was allocated.",
+		},
+		{
+			"wanted elsewhere, holder away", free(func(v *view) bool { return elsewhere(v) && !v.holderActs() }),
+			func(v *view, p *Plan) { v.refuse(p, away(v.lease.Node)) },
+			"refuse", "Nobody is there to give it back.",
+		},
+		{
+			"wanted elsewhere, kept", free(func(v *view) bool { return elsewhere(v) && v.kept && !v.demand.Attempt.Ready() }),
+			func(v *view, p *Plan) { v.refuse(p, v.keptFailure()) },
+			"refuse", "What a node keeps for its minimum is not taken away by another node's claim; it was allocated before the taint was seen.",
+		},
+		{
+			"wanted elsewhere, idle", free(func(v *view) bool { return elsewhere(v) && v.lease.Idle() }),
+			op(Release, "it is wanted on another node"),
+			"release", "Its counter is taken by a claim of another node, so no ready allocation of it can follow.",
+		},
+		{
+			"wanted, on its way", free(demanded), note("is wanted and becomes free first"),
+			"note", "It is still prepared, attaching or going back; its holder ends that first.",
+		},
+		{
+			"cooled down", free(func(v *view) bool {
+				return v.cooled() && v.settled(v.unit.ReadyEntry()) && !v.allocatedHere()
+			}), op(Release, "it was idle for the cool-down"),
+			"release", "Nobody came for it in the cool-down, and its ready entry has been tainted for so long that no allocation of it is under way.",
+		},
+		{
+			"waits", func(*view) bool { return true }, nothing,
+			"nothing", "It is idle, kept, in back-off or on its way; the holder or time carries it on.",
+		},
 	}
 }
 
 func nothing(*view, *Plan) {}
 
 func note(text string) func(*view, *Plan) {
-	return func(v *view, p *Plan) { p.Notes = append(p.Notes, fmt.Sprintf("unit %s %s", v.unit, text)) }
+	return func(v *view, p *Plan) { p.note("unit %s %s", v.unit, text) }
+}
+
+func (p *Plan) note(format string, args ...any) {
+	p.Notes = append(p.Notes, fmt.Sprintf(format, args...))
 }
 
 func op(k OpKind, why string) func(*view, *Plan) {
 	return func(v *view, p *Plan) {
-		p.Ops = append(p.Ops, Op{Kind: k, Lease: *v.lease, Attempt: v.lease.Attempt, Why: why})
+		l := *v.lease
+		l.Kept = l.Kept && k != Release
+		p.Ops = append(p.Ops, Op{Kind: k, Lease: l, Attempt: l.Attempt, Why: why})
 	}
+}
+
+// clearAttempt takes the claim off the lease. What the node should have anyway is kept from then on.
+func clearAttempt(v *view, p *Plan) {
+	l := *v.lease
+	l.Kept = v.kept
+	p.Ops = append(p.Ops, Op{Kind: Clear, Lease: l, Attempt: l.Attempt, Why: "no claim has this allocation any more"})
 }
 
 // allocatedHere: a claim was given the unit where it is, and nobody waits for it yet.
 func (v *view) allocatedHere() bool { return v.demand != nil && v.isHolder(v.wanted) }
 
-// settled: the ready entry has been tainted for long enough that no allocation of it is under way.
-func (v *view) settled() bool {
-	at := v.settledAt()
+// settled: the entry has been tainted for long enough that no allocation of it is under way.
+func (v *view) settled(entry string) bool {
+	at := v.settledAt(entry)
 	return !at.IsZero() && !v.w.Now.Before(at)
 }
 
 // createOrRefuse makes the lease of a free unit for the claim's node, if the node can take it.
 func (v *view) createOrRefuse(p *Plan) {
-	if f := v.refuseNode(p); f != nil {
+	if f := v.w.place(v.demand.Attempt.Node, v.model, p.created()).refuses(v); f != nil {
 		v.refuse(p, f)
 		return
 	}
-	model := device.Model("")
-	if v.model != nil {
-		model = v.model.Name
-	}
-	p.Ops = append(p.Ops, Op{
-		Kind: Create, Attempt: v.demand.Attempt, Why: "claim " + v.demand.Attempt.Claim() + " was allocated",
-		Lease: device.Lease{
-			Fabric: v.w.Fabric, Unit: v.unit, Model: model,
-			Node: v.wanted.Name, NodeUID: v.wanted.UID, Machine: v.wanted.Machine,
-			Phase: device.Assigned, Attempt: v.demand.Attempt, AcquiredAt: v.w.Now, ChangedAt: v.w.Now,
-		},
-	})
+	v.create(p, v.wanted, device.Lease{Attempt: v.demand.Attempt}, "claim "+v.demand.Attempt.Claim()+" was allocated")
+}
+
+func (v *view) createKept(p *Plan) {
+	v.create(p, v.keepFor, device.Lease{Kept: true}, "the node keeps at least "+strconv.Itoa(v.model.Min)+" of the model")
+}
+
+// create makes the unit's lease, beginning with what is given.
+func (v *view) create(p *Plan, n *Node, l device.Lease, why string) {
+	l.Fabric, l.Unit, l.Model = v.w.Fabric, v.unit, v.modelName()
+	l.Node, l.NodeUID, l.Machine = n.Name, n.UID, n.Machine
+	l.Phase, l.AcquiredAt, l.ChangedAt = device.Assigned, v.w.Now, v.w.Now
+	p.Ops = append(p.Ops, Op{Kind: Create, Lease: l, Attempt: l.Attempt, Why: why})
 }
 
 // assign gives a unit to the claim where it is; an attach that is still under way starts its time anew.
@@ -130,56 +209,199 @@ func (v *view) assign(p *Plan) {
 	p.Ops = append(p.Ops, Op{Kind: Assign, Lease: l, Attempt: v.demand.Attempt, Why: "claim " + v.demand.Attempt.Claim() + " was allocated"})
 }
 
-// refuseNode says why the demand's node cannot be given the unit, nil if it can. What the plan makes already
-// counts.
-func (v *view) refuseNode(p *Plan) *device.Failure {
-	n := v.wanted
-	switch {
-	case n == nil || !n.Member || n.Machine == "":
-		return &device.Failure{Reason: "NotInFabric", Blame: device.BlameNode, Message: fmt.Sprintf("node %s is not a member of fabric %s: its agent has not said so, or its machine is unknown", v.demand.Attempt.Node, v.w.Fabric)}
-	case !v.w.serves(n):
-		return away(n.Name)
-	case v.model == nil:
-		return &device.Failure{Reason: "UnknownModel", Blame: device.BlameUnit, Message: fmt.Sprintf("the configuration has no model for unit %s any more", v.unit)}
-	case v.model.Max > 0 && v.w.held(n, v.model.Name)+p.made(n, v.model.Name) >= v.model.Max:
-		return &device.Failure{Reason: "NodeFull", Blame: device.BlameNode, Message: fmt.Sprintf("node %s already has %d units of model %s, the most it may hold", n.Name, v.model.Max, v.model.Name)}
+// created are the leases that the plan makes.
+func (p *Plan) created() []device.Lease {
+	var made []device.Lease
+	for _, o := range p.Ops {
+		if o.Kind == Create {
+			made = append(made, o.Lease)
+		}
 	}
-	return nil
+	return made
 }
 
 func away(node string) *device.Failure {
 	return &device.Failure{Reason: "AgentAway", Blame: device.BlameNode, Message: fmt.Sprintf("the agent on node %s is not ready, so nothing can be attached there", node)}
 }
 
-// held counts the units of the model that the machine of the node has, or is about to have.
-func (w *World) held(node *Node, m device.Model) int {
-	n := 0
-	for i := range w.Leases {
-		if w.Leases[i].Model == m && on(&w.Leases[i], node) {
-			n++
-		}
-	}
-	return n
+func (v *view) keptFailure() *device.Failure {
+	return &device.Failure{Reason: "Kept", Blame: device.BlameUnit, Message: fmt.Sprintf("node %s keeps it: it has at least %d units of model %s", v.lease.Node, v.model.Min, v.model.Name)}
 }
 
-// on tells whether the unit is on that node's machine, not on another that had the same name.
-func on(l *device.Lease, n *Node) bool { return l.Node == n.Name && l.Machine == n.Machine }
+// nodeRule is one reason why a node is given no more units of a model. The node's label keeps the scheduler
+// from choosing it; what was allocated before the label went is refused only where it could not work.
+type nodeRule struct {
+	reason  string
+	refuses bool
+	when    func(*place) bool
+	// message is for the claim that is refused, and for notes.
+	message func(*place) string
+	why     string
+}
 
-func (p *Plan) made(node *Node, m device.Model) int {
-	n := 0
-	for _, o := range p.Ops {
-		if o.Kind == Create && o.Lease.Model == m && o.Lease.Node == node.Name {
-			n++
+func nodeRules() []nodeRule {
+	say := func(text string) func(*place) string {
+		return func(c *place) string { return "node " + c.name + " " + text }
+	}
+	return []nodeRule{
+		{
+			"NotInFabric", true, func(c *place) bool { return c.node == nil || !c.node.Member || c.node.Machine == "" },
+			func(c *place) string {
+				return fmt.Sprintf("node %s is not a member of fabric %s: its agent has not said so, or its machine is unknown", c.name, c.w.Fabric)
+			},
+			"The fabric cannot attach anything to it.",
+		},
+		{
+			"AgentAway", true, func(c *place) bool { return !c.w.serves(c.node) }, func(c *place) string { return away(c.name).Message },
+			"Nobody is there to attach it, for longer than a rolling update takes.",
+		},
+		{
+			"UnknownModel", true, func(c *place) bool { return c.model == nil },
+			func(*place) string { return "the configuration has no model for the unit any more" },
+			"Nobody knows what to ask the manager for.",
+		},
+		{
+			"FabricDown", false, func(c *place) bool { return c.node.FabricDown }, say("cannot work with the fabric manager"),
+			"Its agent cannot work with the manager; what waits there already keeps its time, since that may pass.",
+		},
+		{
+			"GPUConflict", false, func(c *place) bool { return c.node.Conflict }, say("has GPUs that somebody else advertises, too"),
+			"Another driver or device plugin advertises the node's GPUs: one GPU could go to two Pods.",
+		},
+		{
+			"NodeFull", true, func(c *place) bool { return c.model.Max > 0 && c.of(c.model.Name) >= c.model.Max },
+			func(c *place) string {
+				return fmt.Sprintf("node %s already has %d units of model %s, the most it may hold", c.name, c.model.Max, c.model.Name)
+			},
+			"The configuration's maximum per node.",
+		},
+		{
+			"NoSlot", true, func(c *place) bool { return c.slots() > 0 && len(c.has) >= c.slots() },
+			func(c *place) string { return fmt.Sprintf("all %d slots of node %s are taken", c.slots(), c.name) },
+			"The machine has no room for one more unit, of whatever model.",
+		},
+		{
+			"ModelsExclude", true, func(c *place) bool { return c.excluding() != "" },
+			func(c *place) string {
+				return fmt.Sprintf("node %s has units of model %s, beside which it must have none of %s", c.name, c.excluding(), c.model.Name)
+			},
+			"The configuration says that the two models must not be on one node.",
+		},
+		{
+			"NodeFailed", false, func(c *place) bool { return c.blamed() }, say("failed an attach lately"),
+			"What failed speaks against this node with this model, until its back-off is over.",
+		},
+		{
+			"UnitsFailed", false, func(c *place) bool { return c.failedUnits() > 1 }, say("had two units fail lately"),
+			"A second unit that fails on one node speaks against the node, not against the units.",
+		},
+	}
+}
+
+// refuses says why a claim's unit cannot be attached to the place, nil if it can.
+func (c *place) refuses(v *view) *device.Failure {
+	for _, r := range nodeRules() {
+		if r.refuses && r.when(c) {
+			blame := device.BlameNode
+			if c.model == nil {
+				blame = device.BlameUnit
+			}
+			return &device.Failure{Reason: r.reason, Blame: blame, Message: strings.Replace(r.message(c), "the unit", "unit "+string(v.unit), 1)}
 		}
 	}
-	return n
+	return nil
+}
+
+// closed says why the scheduler may not choose the place, "" if it may.
+func (c *place) closed() string {
+	for _, r := range nodeRules() {
+		if r.when(c) {
+			return r.message(c)
+		}
+	}
+	return ""
+}
+
+// keep decides for the minimum per node: which units stay where they are, and which free ones are attached in
+// advance. The free ones are taken from the end, where the scheduler comes last, and only where no claim
+// names them; their entry is tainted for a while before.
+func keep(w *World, all []view) {
+	var planned []device.Lease
+	for i := range w.Models {
+		m := &w.Models[i]
+		if m.Min == 0 {
+			continue
+		}
+		stock := stockOf(all, m)
+		for _, name := range slices.Sorted(maps.Keys(w.nodes)) {
+			n := w.nodes[name]
+			if !n.Member || n.Machine == "" {
+				continue
+			}
+			lack := m.Min - keepOn(n, m, all)
+			for ; lack > 0 && len(stock) > 0; lack-- {
+				if c := w.place(name, m, planned); c.closed() != "" {
+					break
+				}
+				v := stock[len(stock)-1]
+				stock = stock[:len(stock)-1]
+				v.keepFor = n
+				planned = append(planned, device.Lease{Unit: v.unit, Model: m.Name, Node: name, Machine: n.Machine, Phase: device.Assigned})
+			}
+			if lack > 0 {
+				why := cmp.Or(w.place(name, m, planned).closed(), "no more are free")
+				w.note("node %s should have %d units of model %s, and lacks %d: %s", name, m.Min, m.Name, lack, why)
+			}
+		}
+	}
+}
+
+// stockOf are the free units that may be attached in advance.
+func stockOf(all []view, m *Model) []*view {
+	var stock []*view
+	for i := range all {
+		if v := &all[i]; v.model == m && v.lease == nil && v.demand == nil && v.offered {
+			stock = append(stock, v)
+		}
+	}
+	return stock
+}
+
+// keepOn marks the units that the minimum keeps on the node, and returns how many: those that were attached
+// for it come first.
+func keepOn(n *Node, m *Model, all []view) int {
+	var here []*view
+	for i := range all {
+		v := &all[i]
+		coming := v.phase() == device.Assigned || v.phase() == device.Attaching || v.phase() == device.Attached
+		if coming && v.model == m && v.isHolder(n) && !v.lease.Deleting {
+			here = append(here, v)
+		}
+	}
+	slices.SortStableFunc(here, func(a, b *view) int { return cmp.Compare(a.keepRank(), b.keepRank()) })
+	here = here[:min(len(here), m.Min)]
+	for _, v := range here {
+		v.kept = true
+	}
+	return len(here)
+}
+
+// keepRank puts what was attached for the minimum before what is in use, and that before what is idle.
+func (v *view) keepRank() int {
+	switch {
+	case v.lease.Kept:
+		return 0
+	case !v.lease.Attempt.IsZero():
+		return 1
+	}
+	return 2
 }
 
 // refuse takes the allocation back, on every device of that Pod's claims that is not attached yet, as
 // soon as the same choice cannot be made again.
 func (v *view) refuse(p *Plan, f *device.Failure) {
 	if !v.excluded() {
-		p.Notes = append(p.Notes, fmt.Sprintf("claim %s is refused (%s) once the scheduler cannot choose the same again", v.demand.Attempt.Claim(), f.Reason))
+		p.note("claim %s is refused (%s) once the scheduler cannot choose the same again", v.demand.Attempt.Claim(), f.Reason)
 		return
 	}
 	r := Refusal{Reason: f.Reason, Message: fmt.Sprintf("%s on node %s: %s", v.unit, v.demand.Attempt.Node, f.Message)}
@@ -209,12 +431,15 @@ func (v *view) excluded() bool {
 
 // times are the moments at which the unit's decision may change by itself.
 func (v *view) times() []time.Time {
+	if v.keepFor != nil {
+		return []time.Time{v.settledAt(v.unit.Entry())}
+	}
 	if v.lease == nil {
 		return nil
 	}
 	var at []time.Time
-	if v.lease.Idle() {
-		at = append(at, v.coolUntil(), v.settledAt())
+	if v.lease.Idle() && !v.kept {
+		at = append(at, v.coolUntil(), v.settledAt(v.unit.ReadyEntry()))
 	}
 	if v.phase() == device.Failed {
 		at = append(at, backOff(v.lease))
@@ -238,165 +463,13 @@ func labels(w *World) []NodeLabels {
 		n := &w.Nodes[i]
 		l := NodeLabels{Node: n.Name, Attachable: map[device.Model]bool{}}
 		for j := range w.Models {
-			m := &w.Models[j]
-			l.Attachable[m.Name] = w.serves(n) && !n.FabricDown && !n.Conflict && !w.full(n, m) && !w.backsOff(n, m.Name)
+			l.Attachable[w.Models[j].Name] = w.place(n.Name, &w.Models[j], nil).closed() == ""
 		}
-		for k := range w.Leases {
-			l.Idle = l.Idle || on(&w.Leases[k], n) && w.Leases[k].Idle() && w.serves(n)
+		for _, lease := range w.leasesOn[n.Name] {
+			l.Idle = l.Idle || on(lease, n) && lease.Idle() && w.serves(n)
 		}
 		all = append(all, l)
 	}
 	slices.SortFunc(all, func(a, b NodeLabels) int { return cmp.Compare(a.Node, b.Node) })
 	return all
-}
-
-func (w *World) full(node *Node, m *Model) bool {
-	return m.Max > 0 && w.held(node, m.Name) >= m.Max
-}
-
-// backsOff: something failed on the node that speaks against the node, or a second unit failed there.
-func (w *World) backsOff(node *Node, m device.Model) bool {
-	units := 0
-	for i := range w.Leases {
-		l := &w.Leases[i]
-		if !on(l, node) || l.Model != m || !w.Now.Before(backOff(l)) {
-			continue
-		}
-		switch l.Failure.Blame {
-		case device.BlameNode:
-			return true
-		case device.BlameUnit:
-			units++
-		case device.BlameModel:
-		}
-	}
-	return units > 1
-}
-
-// offers lays out the pool: unit i in slice i/SliceDevices of each kind, for ever; within a fabric slice,
-// units that are idle on some node come last, since first fit would take them from there.
-func offers(w *World, all []view) Offers {
-	o := Offers{Fabric: w.Fabric}
-	names := map[string]bool{}
-	for _, m := range w.Models {
-		for k := range m.Attributes {
-			names[k] = true
-		}
-	}
-	keys := slices.Sorted(maps.Keys(names))
-	for chunk := range slices.Chunk(all, SliceDevices) {
-		ready := make([]Offer, 0, len(chunk))
-		onCall := make([]Offer, 0, len(chunk))
-		for i := range chunk {
-			o.Units = append(o.Units, chunk[i].unit)
-			ready = append(ready, chunk[i].readyOffer(keys))
-		}
-		byRank := slices.Clone(chunk)
-		slices.SortStableFunc(byRank, func(a, b view) int { return cmp.Compare(a.rank(), b.rank()) })
-		for i := range byRank {
-			onCall = append(onCall, byRank[i].offer(keys))
-		}
-		o.Ready, o.OnCall = append(o.Ready, ready), append(o.OnCall, onCall)
-	}
-	return o
-}
-
-func (v *view) rank() int {
-	if v.lease != nil && v.lease.Idle() {
-		return 1
-	}
-	return 0
-}
-
-// attributes carry the same names on every entry of the pool.
-func (v *view) attributes(keys []string, uuid device.GPUUUID, pci string) map[string]string {
-	a := map[string]string{"model": "", "uuid": string(uuid), "pciBusID": pci, "fabric": string(v.w.Fabric)}
-	for _, k := range keys {
-		a[k] = ""
-	}
-	if v.model != nil {
-		maps.Copy(a, v.model.Attributes)
-		a["model"] = string(v.model.Name)
-	}
-	return a
-}
-
-func (v *view) modelName() device.Model {
-	if v.model == nil {
-		return ""
-	}
-	return v.model.Name
-}
-
-// offer is the unit's entry for nodes that do not have it yet.
-func (v *view) offer(keys []string) Offer {
-	o := Offer{Name: v.unit.Entry(), Units: []device.Unit{v.unit}, Model: v.modelName(), Attributes: v.attributes(keys, "", "")}
-	o.Effect, o.Why = v.onCallTaint()
-	return o
-}
-
-// readyOffer is the unit's entry for the node that has it.
-func (v *view) readyOffer(keys []string) Offer {
-	o := Offer{Name: v.unit.ReadyEntry(), Units: []device.Unit{v.unit}, Model: v.modelName(), Ready: true, Node: Nowhere}
-	uuid, pci := device.GPUUUID(""), ""
-	if v.lease != nil && v.lease.UUID != "" {
-		o.Node, uuid, pci = v.lease.Node, v.lease.UUID, v.lease.PCI.String()
-	}
-	o.Attributes = v.attributes(keys, uuid, pci)
-	o.Effect, o.Why = v.readyTaint()
-	return o
-}
-
-// onCallTaint says why no claim may be given the unit for attaching.
-func (v *view) onCallTaint() (Effect, string) {
-	switch {
-	case v.model == nil:
-		return NoSchedule, "UnknownModel"
-	case v.lease == nil && v.offered:
-		return NoTaint, ""
-	case v.lease == nil:
-		return NoSchedule, "NoCapacity"
-	case v.phase() == device.Failed:
-		return v.failedTaint(false)
-	case v.lease.Deleting:
-		return NoSchedule, "Releasing"
-	case !v.lease.Attempt.IsZero():
-		return NoTaint, "" // its counter is taken
-	case !v.holderActs():
-		return NoSchedule, "AgentAway" // nobody would release it
-	case v.phase() == device.Releasing, v.lease.Idle():
-		return NoTaint, "" // it is to be had after one release
-	}
-	return NoSchedule, "NotFreeYet"
-}
-
-// readyTaint says why no claim may be given the unit where it is.
-func (v *view) readyTaint() (Effect, string) {
-	switch {
-	case v.lease == nil:
-		return NoSchedule, "NotAttached"
-	case v.phase() == device.Failed:
-		return v.failedTaint(true)
-	case !v.lease.Attempt.IsZero():
-		return NoSchedule, "InUse"
-	case !v.lease.Idle():
-		return NoSchedule, string(v.lease.Phase)
-	case v.cooled():
-		return NoSchedule, "CoolDown"
-	case !v.isHolder(v.holder) || !v.w.serves(v.holder):
-		return NoSchedule, "AgentAway"
-	case v.holder.Conflict:
-		return NoSchedule, "GPUConflict"
-	}
-	return NoTaint, ""
-}
-
-// failedTaint evicts the Pod that was bound to a device that is gone or did not come; a Pod that still waits
-// for its binding is refused instead.
-func (v *view) failedTaint(ready bool) (Effect, string) {
-	running := v.serving && v.demand.Attempt.Ready() == ready && (v.demand.Attached || ready)
-	if running {
-		return NoExecute, v.lease.Failure.Reason
-	}
-	return NoSchedule, v.lease.Failure.Reason
 }

@@ -67,6 +67,19 @@ func TestTaints(t *testing.T) {
 		{"vanished under a Pod bound by the ready entry", with(leased("a100-0", device.Failed, failed("Vanished", device.BlameUnit), serving("c", "a100-0-ready")), demand("c", "n1", "a100-0-ready")), "NoExecute Vanished", "NoSchedule Vanished", nowhere},
 		{"attached again in vain for a Pod bound by the ready entry", with(leased("a100-0", device.Failed, failed("NoCapacity", device.BlameModel), serving("c", "a100-0-ready")), demand("c", "n1", "a100-0-ready")), "NoExecute NoCapacity", "NoSchedule NoCapacity", nowhere},
 		{"a later release's phase", with(leased("a100-0", "Dreaming")), "NoSchedule Dreaming", "NoSchedule NotFreeYet", nowhere},
+		{"vanished under a bound Pod, model taken out of the configuration", with(unconfigured, leased("a100-0", device.Failed, failed("Vanished", device.BlameUnit), serving("c", "a100-0")), demand("c", "n1", "a100-0", toldAttached)), "NoSchedule Vanished", "NoExecute Vanished", nowhere},
+		{"kept, coming", with(least(1), leased("a100-0", device.Attaching, kept)), "NoSchedule Attaching", "NoSchedule Kept", nowhere},
+		{"kept, idle", with(least(1), leased("a100-0", device.Attached, kept, idle(time.Minute))), "", "NoSchedule Kept", here},
+		{"kept, idle for long", with(least(1), leased("a100-0", device.Attached, kept, idle(time.Hour))), "", "NoSchedule Kept", here},
+		{"kept, in use", with(least(1), leased("a100-0", device.Attached, kept, serving("c", "a100-0-ready")), demand("c", "n1", "a100-0-ready")), "NoSchedule InUse", "NoSchedule Kept", here},
+		{"kept, agent away", with(least(1), leased("a100-0", device.Attached, kept, idle(time.Minute)), node("n1", agentAway(time.Hour))), "NoSchedule AgentAway", "NoSchedule Kept", here},
+		{"kept, lease deleted by a person", with(least(1), leased("a100-0", device.Attached, kept, idle(time.Minute), deleting)), "NoSchedule Attached", "NoSchedule Releasing", here},
+		{"kept on a machine that had the node's name", with(least(1), leased("a100-0", device.Attached, kept, idle(time.Minute), otherMachine)), "NoSchedule AgentAway", "NoSchedule AgentAway", here},
+		{"kept, the Node was made anew on the same machine", with(least(1), leased("a100-0", device.Attached, kept, idle(time.Hour), otherUID)), "NoSchedule CoolDown", "", here},
+		{"idle, and the minimum is held by others", with(least(1), leased("a100-0", device.Attached, idle(time.Minute)), leased("a100-1", device.Attached, kept, idle(time.Minute))), "", "", here},
+		{"idle, attached for a claim, the node has just its minimum", with(least(1), leased("a100-0", device.Attached, idle(time.Hour))), "", "NoSchedule Kept", here},
+		{"kept, the minimum is gone from the configuration", with(leased("a100-0", device.Attached, kept, idle(time.Hour))), "NoSchedule CoolDown", "", here},
+		{"kept, the node left the fabric", with(least(1), leased("a100-0", device.Attached, kept, idle(time.Minute)), node("n1", stranger)), "NoSchedule AgentAway", "NoSchedule AgentAway", here},
 	} {
 		t.Run(tc.situation, func(t *testing.T) {
 			w := calm()
@@ -207,7 +220,20 @@ func TestLabels(t *testing.T) {
 		{"something spoke against the node", with(nodeFailed), false, true, false},
 		{"something spoke against the node, long ago", with(nodeFailed, func(w *World) { w.Leases[0].Failure.RetryAfter = ago(time.Second) }), true, true, false},
 		{"one unit failed", with(leased("a100-0", device.Failed, failed("Rejected", device.BlameUnit))), true, true, false},
-		{"a second unit failed", with(leased("a100-0", device.Failed, failed("Rejected", device.BlameUnit)), leased("a100-1", device.Failed, failed("Rejected", device.BlameUnit))), false, true, false},
+		{"a second unit failed", with(leased("a100-0", device.Failed, failed("Rejected", device.BlameUnit)), leased("a100-1", device.Failed, failed("Rejected", device.BlameUnit))), false, false, false},
+		{"a second unit failed, of another model", with(leased("a100-0", device.Failed, failed("Rejected", device.BlameUnit)), leased("h100-0", device.Failed, ofModel("h100"), failed("Rejected", device.BlameUnit))), false, false, false},
+		{"a second unit failed, long ago", with(leased("a100-0", device.Failed, failed("Rejected", device.BlameUnit)), leased("a100-1", device.Failed, failed("Rejected", device.BlameUnit), func(l *device.Lease) { l.Failure.RetryAfter = ago(time.Second) })), true, true, false},
+		{"full, but what failed holds nothing", with(most(1), leased("a100-0", device.Failed, failed("Rejected", device.BlameUnit))), true, true, false},
+		{"full by a device in quarantine", with(most(1), leased("a100-0", device.Failed, failed("DeviceCritical", device.BlameUnit), became)), false, true, false},
+		{"somebody else advertises its GPUs", with(node("n1", conflict)), false, false, false},
+		{"all slots taken", with(slots(1), leased("a100-0", device.Attached, serving("c", "a100-0"))), false, false, false},
+		{"a slot left", with(slots(2), leased("a100-0", device.Attached, serving("c", "a100-0"))), true, true, false},
+		{"the node has fewer slots than others", with(slots(2), slotsOf("n1", 1), leased("a100-0", device.Attached, serving("c", "a100-0"))), false, false, false},
+		{"the node has more slots than others", with(slots(1), slotsOf("n1", 2), leased("a100-0", device.Attached, serving("c", "a100-0"))), true, true, false},
+		{"a model that excludes another is there", with(exclude(0, "h100"), leased("a100-0", device.Attaching, serving("c", "a100-0"))), true, false, false},
+		{"a model that another excludes is there", with(exclude(1, "a100"), leased("a100-0", device.Attaching, serving("c", "a100-0"))), true, false, false},
+		{"a model that excludes another failed and holds nothing", with(exclude(0, "h100"), leased("a100-0", device.Failed, failed("Rejected", device.BlameUnit))), true, true, false},
+		{"a model that excludes another is on a machine that had the node's name", with(exclude(0, "h100"), leased("a100-0", device.Attached, idle(time.Minute), otherMachine)), true, true, false},
 		{"none of the model left", with(leased("a100-0", device.Failed, failed("NoCapacity", device.BlameModel))), true, true, false},
 		{"idle", with(leased("a100-0", device.Attached, idle(time.Minute))), true, true, true},
 		{"idle, agent away", with(leased("a100-0", device.Attached, idle(time.Minute)), node("n1", agentAway(time.Hour))), false, false, false},
@@ -256,7 +282,6 @@ func TestCensus(t *testing.T) {
 	free := func(n int) mod { return func(w *World) { w.Inventory.Free["a100"] = n } }
 	uncounted := func(u device.Unit) mod { return func(w *World) { delete(w.Inventory.Leased, u) } }
 	counted := func(u device.Unit, id string) mod { return func(w *World) { w.Inventory.Leased[u] = id } }
-	became := func(l *device.Lease) { l.FabricDevice = "d-" + string(l.Unit) }
 	asked := func(l *device.Lease) { l.AskedAt = ago(time.Second) }
 	for _, tc := range []struct {
 		situation string

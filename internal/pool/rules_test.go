@@ -3,6 +3,7 @@
 package pool
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -151,6 +152,36 @@ func unconfigured(w *World) { w.Models = w.Models[1:] }
 
 func with(mods ...mod) []mod { return mods }
 
+func least(n int) mod      { return func(w *World) { w.Models[0].Min = n } }
+func slots(n int) mod      { return func(w *World) { w.Settings.Slots = n } }
+func conflict(n *Node)     { n.Conflict = true }
+func kept(l *device.Lease) { l.Kept = true }
+func became(l *device.Lease) {
+	l.FabricDevice = "d-" + string(l.Unit)
+}
+
+func slotsOf(node string, n int) mod {
+	return func(w *World) { w.Settings.NodeSlots = map[string]int{node: n} }
+}
+
+func exclude(model int, other device.Model) mod {
+	return func(w *World) { w.Models[model].Excludes = []device.Model{other} }
+}
+
+func ofModel(m device.Model) func(*device.Lease) { return func(l *device.Lease) { l.Model = m } }
+
+// only says that the fabric has but these nodes.
+func only(names ...string) mod {
+	return func(w *World) {
+		w.Nodes = slices.DeleteFunc(w.Nodes, func(n Node) bool { return !slices.Contains(names, n.Name) })
+	}
+}
+
+// last leaves the pool with nothing but a100-0.
+func last(w *World) {
+	w.Models, w.Published.Units, w.Inventory.Free = w.Models[:1], w.Published.Units[:1], map[device.Model]int{"a100": 1}
+}
+
 // outcome is what the plan says of unit a100-0, in few words.
 type outcome struct {
 	Ops      []string // "<operation> <unit> <claim>"
@@ -207,6 +238,39 @@ var table = []row{
 	{"allocated, the model was taken out of the configuration", with(unconfigured, demand("c", "n1", "a100-0"), tainted("a100-0", time.Minute)), "free and wanted", outcome{Refusals: []string{"UnknownModel: c/a100-0"}}},
 	{"allocated to two claims", with(demand("c", "n1", "a100-0", allocated("2026-01-02T03:04:01Z")), demand("b", "n2", "a100-0", allocated("2026-01-02T03:04:00Z"))), "free and wanted", outcome{Ops: []string{"Create a100-0 b"}, Notes: 1}},
 	{"allocated to two claims, nobody waits for the older", with(demand("c", "n1", "a100-0", allocated("2026-01-02T03:04:01Z")), demand("b", "n2", "a100-0", allocated("2026-01-02T03:04:00Z"), toldFailed)), "free and wanted", outcome{Ops: []string{"Create a100-0 c"}, Notes: 1}},
+
+	{"allocated for a node whose slots are taken", with(slots(1), leased("h100-1", device.Attached, ofModel("h100"), serving("b", "h100-1")), demand("b", "n1", "h100-1", toldAttached), demand("c", "n1", "a100-0"), node("n1", withdrawn)), "free and wanted", outcome{Refusals: []string{"NoSlot: c/a100-0"}}},
+	{"allocated for a node whose slots are taken, label still there", with(slots(1), leased("h100-1", device.Attached, ofModel("h100"), serving("b", "h100-1")), demand("b", "n1", "h100-1", toldAttached), demand("c", "n1", "a100-0")), "free and wanted", outcome{Notes: 1}},
+	{"allocated beside a model that excludes it", with(exclude(1, "a100"), leased("h100-1", device.Attached, ofModel("h100"), serving("b", "h100-1")), demand("b", "n1", "h100-1", toldAttached), demand("c", "n1", "a100-0"), node("n1", withdrawn)), "free and wanted", outcome{Refusals: []string{"ModelsExclude: c/a100-0"}}},
+	{"allocated beside a model that excludes it, in the same moment", with(exclude(1, "a100"), demand("c", "n1", "a100-0"), demand("b", "n1", "h100-0")), "free and wanted", outcome{Ops: []string{"Create a100-0 c"}, Notes: 1}},
+	{"two allocated in the same moment for the last slot", with(slots(1), demand("c", "n1", "a100-0"), demand("b", "n1", "h100-0")), "free and wanted", outcome{Ops: []string{"Create a100-0 c"}, Notes: 1}},
+	{"allocated for a node where something else failed", with(leased("a100-1", device.Failed, failed("NotUsable", device.BlameNode)), demand("c", "n1", "a100-0")), "free and wanted", outcome{Ops: []string{"Create a100-0 c"}}},
+
+	// The node should have it.
+	{"to be kept, not published so yet", with(last, only("n1"), least(1)), "free, nobody wants it", outcome{}},
+	{"to be kept, tainted just now", with(last, only("n1"), least(1), tainted("a100-0", time.Second)), "free, nobody wants it", outcome{}},
+	{"to be kept, tainted long enough", with(last, only("n1"), least(1), tainted("a100-0", time.Minute)), "to be kept", outcome{Ops: []string{"Create a100-0"}}},
+	{"to be kept, but allocated, nobody there yet", with(last, only("n1"), least(1), tainted("a100-0", time.Minute), demand("c", "n2", "a100-0", unreserved)), "free, nobody wants it", outcome{Notes: 1}},
+	{"to be kept, but allocated", with(last, only("n1"), least(1), tainted("a100-0", time.Minute), demand("c", "n1", "a100-0")), "free and wanted", outcome{Ops: []string{"Create a100-0 c"}, Notes: 1}},
+	{"to be kept, node is no member", with(last, only("n1"), least(1), tainted("a100-0", time.Minute), node("n1", stranger)), "free, nobody wants it", outcome{}},
+	{"to be kept, agent away", with(last, only("n1"), least(1), tainted("a100-0", time.Minute), node("n1", agentAway(time.Hour))), "free, nobody wants it", outcome{Notes: 1}},
+	{"to be kept, manager out of reach of the node", with(last, only("n1"), least(1), tainted("a100-0", time.Minute), node("n1", fabricDown)), "free, nobody wants it", outcome{Notes: 1}},
+	{"to be kept, the node failed lately", with(last, only("n1"), least(1), tainted("a100-0", time.Minute), leased("a100-1", device.Failed, failed("NotUsable", device.BlameNode))), "free, nobody wants it", outcome{Notes: 1}},
+	{"to be kept, no slot", with(last, only("n1"), least(1), slots(1), tainted("a100-0", time.Minute), leased("h100-1", device.Attached, ofModel("h100"), idle(time.Minute)), func(w *World) { w.Inventory.Free["a100"] = 1 }), "free, nobody wants it", outcome{Notes: 1}},
+	{"to be kept, none left", with(last, only("n1"), least(1), tainted("a100-0", time.Minute), func(w *World) { w.Inventory.Free["a100"] = 0 }), "free, nobody wants it", outcome{Notes: 1}},
+	{"to be kept by one of two nodes", with(last, least(1), tainted("a100-0", time.Minute)), "to be kept", outcome{Ops: []string{"Create a100-0"}, Notes: 1}},
+	{"kept, coming", with(last, only("n1"), least(1), leased("a100-0", device.Assigned, kept)), "waits", outcome{}},
+	{"kept, coming, agent away", with(last, only("n1"), least(1), leased("a100-0", device.Assigned, kept), node("n1", agentAway(time.Hour))), "asked of nobody, holder away", outcome{Ops: []string{"Drop a100-0"}}},
+	{"kept, idle for long", with(last, only("n1"), least(1), leased("a100-0", device.Attached, kept, idle(time.Hour)), tainted("a100-0-ready", time.Hour)), "waits", outcome{}},
+	{"kept, wanted here", with(last, only("n1"), least(1), leased("a100-0", device.Attached, kept, idle(time.Hour)), demand("c", "n1", "a100-0-ready")), "wanted where it is", outcome{Ops: []string{"Assign a100-0 c"}}},
+	{"kept, given back", with(last, only("n1"), least(1), leased("a100-0", device.Attached, kept, serving("c", "a100-0-ready"))), "its claim is gone", outcome{Ops: []string{"Clear a100-0 c"}}},
+	{"kept, wanted elsewhere, entry not tainted yet", with(last, least(1), leased("a100-0", device.Attached, kept, idle(time.Hour)), demand("c", "n2", "a100-0")), "wanted elsewhere, kept", outcome{Notes: 2}},
+	{"kept, wanted elsewhere", with(last, least(1), leased("a100-0", device.Attached, kept, idle(time.Hour)), demand("c", "n2", "a100-0"), tainted("a100-0", 0)), "wanted elsewhere, kept", outcome{Refusals: []string{"Kept: c/a100-0"}, Notes: 1}},
+	{"kept, coming, wanted elsewhere", with(last, least(1), leased("a100-0", device.Attaching, kept), demand("c", "n2", "a100-0"), tainted("a100-0", 0)), "wanted elsewhere, kept", outcome{Refusals: []string{"Kept: c/a100-0"}, Notes: 1}},
+	{"kept, bound elsewhere by its ready entry of before", with(last, least(1), leased("a100-0", device.Attached, kept, idle(time.Hour)), demand("c", "n2", "a100-0-ready")), "wanted elsewhere, idle", outcome{Ops: []string{"Release a100-0"}, Notes: 1}},
+	{"more than is to be kept, cooled down", with(only("n1"), least(1), leased("a100-0", device.Attached, idle(time.Hour)), leased("a100-1", device.Attached, kept, idle(time.Hour)), tainted("a100-0-ready", time.Hour)), "cooled down", outcome{Ops: []string{"Release a100-0"}}},
+	{"attached for a claim, the node has just its minimum, cooled down", with(last, only("n1"), least(1), leased("a100-0", device.Attached, idle(time.Hour)), tainted("a100-0-ready", time.Hour)), "waits", outcome{}},
+	{"kept, the minimum is gone from the configuration, cooled down", with(leased("a100-0", device.Attached, kept, idle(time.Hour)), tainted("a100-0-ready", time.Hour)), "cooled down", outcome{Ops: []string{"Release a100-0"}}},
 
 	// A claim has it.
 	{"its claim was deleted", with(leased("a100-0", device.Attached, serving("c", "a100-0"))), "its claim is gone", outcome{Ops: []string{"Clear a100-0 c"}}},
@@ -363,6 +427,8 @@ func TestWake(t *testing.T) {
 		{"cooled down, tainted just now", with(leased("a100-0", device.Attached, idle(time.Hour)), tainted("a100-0-ready", time.Second)), 9 * time.Second},
 		{"in back-off", with(leased("a100-0", device.Failed, failed("Rejected", device.BlameUnit))), time.Minute},
 		{"agent away", with(node("n1", agentAway(time.Minute))), time.Minute},
+		{"to be kept, tainted just now", with(last, only("n1"), least(1), tainted("a100-0", time.Second)), 9 * time.Second},
+		{"kept, idle", with(last, only("n1"), least(1), leased("a100-0", device.Attached, kept, idle(time.Minute))), 0},
 		{"agent away for good", with(node("n1", agentAway(time.Hour))), 0},
 	} {
 		w := calm()
@@ -374,5 +440,57 @@ func TestWake(t *testing.T) {
 		if got != tc.want {
 			t.Errorf("%s: wake in %s, want %s", tc.situation, got, tc.want)
 		}
+	}
+}
+
+// TestKept: what the lease of a unit that is kept looks like, from its making to its end.
+func TestKept(t *testing.T) {
+	w := calm()
+	w.with(last, only("n1"), least(1), tainted("a100-0", time.Minute))
+	want := []Op{{
+		Kind: Create, Why: "the node keeps at least 1 of the model",
+		Lease: device.Lease{
+			Fabric: "0", Unit: "a100-0", Model: "a100", Node: "n1", NodeUID: "uid-n1", Machine: "m-n1",
+			Phase: device.Assigned, Kept: true, AcquiredAt: now, ChangedAt: now,
+		},
+	}}
+	if diff := cmp.Diff(want, Decide(w).Ops); diff != "" {
+		t.Errorf("operations (-want +got):\n%s", diff)
+	}
+	for _, tc := range []struct {
+		what string
+		mods []mod
+		kept bool
+	}{
+		{"a claim leaves what the node should keep", with(least(1), leased("a100-0", device.Attaching, serving("c", "a100-0"))), true},
+		{"a claim leaves what need not be kept any more", with(leased("a100-0", device.Attaching, kept, serving("c", "a100-0"))), false},
+		{"a claim comes to what is kept", with(least(1), leased("a100-0", device.Attached, kept, idle(time.Minute)), demand("c", "n1", "a100-0-ready")), true},
+		{"what need not be kept any more is called back", with(leased("a100-0", device.Attached, kept, idle(time.Hour)), tainted("a100-0-ready", time.Hour)), false},
+	} {
+		w := calm()
+		w.with(last, only("n1"))
+		w.with(tc.mods...)
+		ops := Decide(w).Ops
+		if len(ops) != 1 || ops[0].Lease.Kept != tc.kept {
+			t.Errorf("%s: %+v, want one with kept=%v", tc.what, ops, tc.kept)
+		}
+	}
+}
+
+// TestKeepFromTheEnd: what is attached in advance comes from where the scheduler looks last, a node after the
+// other, and not from what claims have.
+func TestKeepFromTheEnd(t *testing.T) {
+	w := calm()
+	w.with(least(1), demand("c", "n1", "a100-3"), tainted("a100-2", time.Minute), tainted("a100-1", time.Minute))
+	want := outcome{Ops: []string{"Create a100-1", "Create a100-2", "Create a100-3 c"}}
+	p := Decide(w)
+	if diff := cmp.Diff(want, outcomeOf(p)); diff != "" {
+		t.Errorf("plan (-want +got):\n%s", diff)
+	}
+	if p.Ops[0].Lease.Node != "n2" || p.Ops[1].Lease.Node != "n1" {
+		t.Errorf("nodes %s, %s", p.Ops[0].Lease.Node, p.Ops[1].Lease.Node)
+	}
+	if diff := cmp.Diff([]string{"a100-0", "a100-3", "h100-0", "h100-1"}, usable(p.Offers)); diff != "" {
+		t.Errorf("usable (-want +got):\n%s", diff)
 	}
 }

@@ -21,11 +21,14 @@ type Model struct {
 	Name device.Model
 	// Attributes are published on every entry of the model, under the same names for all models.
 	Attributes map[string]string
-	// Max is the most units of the model that one node may hold; 0 is no limit.
-	Max int
+	// Min is how many units each node of the fabric has attached in advance; Max is the most that one node
+	// may hold, 0 is no limit.
+	Min, Max int
+	// Excludes are models of which a node must have none beside this one. One of a pair that says so is enough.
+	Excludes []device.Model
 }
 
-// Settings are the leader's times.
+// Settings are the leader's times and limits.
 type Settings struct {
 	// CoolDown is how long a unit stays idle on its node before it goes back to the pool.
 	CoolDown time.Duration
@@ -34,6 +37,10 @@ type Settings struct {
 	ReadySettle time.Duration
 	// AgentAway is how long an agent may be away, as in a rolling update, before its node is withdrawn.
 	AgentAway time.Duration
+	// Slots is how many units a node's machine has room for, of all models together; 0 is no limit. NodeSlots
+	// are the nodes that differ.
+	Slots     int
+	NodeSlots map[string]int
 }
 
 // Demand is one device that a claim was allocated from the fabric's pool (admin access aside).
@@ -134,6 +141,10 @@ type World struct {
 	Demands   []Demand
 	Nodes     []Node
 	Published Published
+
+	nodes    map[string]*Node           // by name
+	leasesOn map[string][]*device.Lease // by node
+	notes    []string                   // of what concerns no unit
 }
 
 // OpKind is what to do with a device lease.
@@ -141,7 +152,8 @@ type OpKind string
 
 // Operations on a device lease. Each carries the version of the lease that was decided on.
 const (
-	// Create makes the lease of a unit that has none: holder, attempt, phase Assigned.
+	// Create makes the lease of a unit that has none: holder, attempt, phase Assigned. A lease that is kept
+	// begins without an attempt.
 	Create OpKind = "Create"
 	// Assign sets the attempt on a lease whose holder is that attempt's node.
 	Assign OpKind = "Assign"
@@ -159,7 +171,7 @@ type Op struct {
 	Kind OpKind
 	// Lease is the lease as observed; for Create, the lease to be made.
 	Lease device.Lease
-	// Attempt is what Assign sets and what Clear removes.
+	// Attempt is what Create and Assign set and what Clear removes.
 	Attempt device.Attempt
 	// Why is for logs.
 	Why string

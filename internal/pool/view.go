@@ -4,6 +4,7 @@ package pool
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -27,16 +28,21 @@ type view struct {
 	holder, wanted *Node
 	// offered: an unleased unit that the manager's count covers.
 	offered bool
+	// kept: min keeps the unit on its node. keepFor: it is free and to be attached to that node in advance.
+	kept    bool
+	keepFor *Node
 }
 
 // views returns every unit of the pool in its permanent order: as published, then what only leases or
 // claims name, then the units by which the pool has grown.
 func views(w *World) []view {
+	w.index()
+	w.notes = nil
 	leases := map[device.Unit]*device.Lease{}
 	for i := range w.Leases {
 		leases[w.Leases[i].Unit] = &w.Leases[i]
 	}
-	units := slices.Clone(w.Published.Units)
+	units := newOrder(w.Published.Units)
 	demands := map[device.Unit][]*Demand{}
 	for i := range w.Demands {
 		if u, _ := device.UnitOfEntry(w.Demands[i].Attempt.Entry); w.Demands[i].Attempt.Pool == w.Fabric.Pool() {
@@ -44,25 +50,27 @@ func views(w *World) []view {
 		}
 	}
 	for _, u := range slices.Concat(slices.Sorted(maps.Keys(leases)), slices.Sorted(maps.Keys(demands))) {
-		if !slices.Contains(units, u) {
-			units = append(units, u)
-		}
+		units.add(u)
 	}
 	offered := map[device.Unit]bool{}
 	for i := range w.Models {
 		c := census{w: w, model: w.Models[i].Name, leases: leases, units: units}
-		units = append(units, c.grown()...)
-		c.units = units
+		c.grow()
 		maps.Copy(offered, c.offered())
 	}
-	all := make([]view, 0, len(units))
-	for _, u := range units {
+	all := make([]view, 0, len(units.list))
+	for _, u := range units.list {
 		v := view{w: w, unit: u, lease: leases[u], offered: offered[u]}
 		v.model = v.modelOf()
 		v.take(demands[u])
 		all = append(all, v)
 	}
+	keep(w, all)
 	return all
+}
+
+func (w *World) note(format string, args ...any) {
+	w.notes = append(w.notes, fmt.Sprintf(format, args...))
 }
 
 func (v *view) modelOf() *Model {
@@ -109,14 +117,19 @@ func (d *Demand) rank() int {
 	return 1
 }
 
-func (w *World) node(name string) *Node {
+// index makes Nodes and leases to be found by the node's name.
+func (w *World) index() {
+	w.nodes, w.leasesOn = make(map[string]*Node, len(w.Nodes)), map[string][]*device.Lease{}
 	for i := range w.Nodes {
-		if w.Nodes[i].Name == name {
-			return &w.Nodes[i]
-		}
+		w.nodes[w.Nodes[i].Name] = &w.Nodes[i]
 	}
-	return nil
+	for i := range w.Leases {
+		l := &w.Leases[i]
+		w.leasesOn[l.Node] = append(w.leasesOn[l.Node], l)
+	}
 }
+
+func (w *World) node(name string) *Node { return w.nodes[name] }
 
 // serves tells whether the node can take part: a member of the fabric whose agent is there, or away no
 // longer than a rolling update takes.
@@ -151,13 +164,14 @@ func (v *view) coolUntil() time.Time {
 	return since.Add(v.w.Settings.CoolDown)
 }
 
+// cooled: the unit has been idle for long enough, and its node need not keep it.
 func (v *view) cooled() bool {
-	return v.lease != nil && v.lease.Idle() && !v.w.Now.Before(v.coolUntil())
+	return v.lease != nil && v.lease.Idle() && !v.kept && !v.w.Now.Before(v.coolUntil())
 }
 
-// settledAt is when the ready entry has been seen tainted long enough; zero while it is not tainted.
-func (v *view) settledAt() time.Time {
-	since := v.w.Published.TaintedSince[v.unit.ReadyEntry()]
+// settledAt is when the entry has been seen tainted long enough; zero while it is not tainted.
+func (v *view) settledAt(entry string) time.Time {
+	since := v.w.Published.TaintedSince[entry]
 	if since.IsZero() {
 		return time.Time{}
 	}
@@ -173,109 +187,95 @@ func backOff(l *device.Lease) time.Time {
 	return l.Failure.RetryAfter
 }
 
-// census counts the units of one model on a fabric that only tells how many are free.
-type census struct {
-	w      *World
-	model  device.Model
-	leases map[device.Unit]*device.Lease
-	units  []device.Unit
+// place is a node as a place for one more unit of a model.
+type place struct {
+	w    *World
+	name string
+	node *Node // nil if there is no such Node
+	// model is nil if the configuration lacks it.
+	model *Model
+	// has is what the node's machine has, or is about to have.
+	has []device.Lease
 }
 
-// free is how many unleased units the manager's count covers; ok is false where it was not read.
-func (c *census) free() (n int, ok bool) {
-	n, ok = c.w.Inventory.Free[c.model]
-	for _, l := range c.leases {
-		if l.Model != c.model {
-			continue
-		}
-		if l.Phase == device.Failed && l.Failure.Blame == device.BlameModel && c.w.Now.Before(backOff(l)) {
-			return 0, ok // the manager said that none is left
-		}
-		coming := l.Phase == device.Assigned || l.Phase == device.Attaching
-		if coming && (l.FabricDevice == "" || c.w.Inventory.Leased[l.Unit] != l.FabricDevice) {
-			n--
+// place returns the node as a place, with what is planned for it counted in.
+func (w *World) place(name string, m *Model, planned []device.Lease) *place {
+	c := &place{w: w, name: name, node: w.node(name), model: m}
+	if c.node == nil {
+		return c
+	}
+	for _, l := range w.leasesOn[name] {
+		if on(l, c.node) && !holdsNothing(l) {
+			c.has = append(c.has, *l)
 		}
 	}
-	return max(0, n), ok
-}
-
-// quiet: no unit of the model is on its way, and the count was read with just the present devices leased.
-// Only then a count that is larger than the pool means that the pool has grown.
-func (c *census) quiet() bool {
-	held := 0
-	for u, l := range c.leases {
-		if l.Model != c.model {
-			continue
-		}
-		switch {
-		case holdsNothing(l):
-			continue
-		case l.Phase != device.Attached && l.Phase != device.Failed, c.w.Inventory.Leased[u] != l.FabricDevice:
-			return false
-		}
-		held++
-	}
-	for u := range c.w.Inventory.Leased {
-		if _, ok := u.Number(c.model); ok {
-			held--
+	for _, l := range planned {
+		if l.Node == name {
+			c.has = append(c.has, l)
 		}
 	}
-	return held == 0
+	return c
 }
 
-// holdsNothing: the lease keeps a unit's name out of use, while the manager counts a device as free for it.
-func holdsNothing(l *device.Lease) bool {
-	return l.Phase == device.Failed && l.FabricDevice == "" && l.AskedAt.IsZero()
-}
+// on tells whether the unit is on that node's machine, not on another that had the same name.
+func on(l *device.Lease, n *Node) bool { return l.Node == n.Name && l.Machine == n.Machine }
 
-func (c *census) empty() int {
+// of counts the units of the model.
+func (c *place) of(m device.Model) int {
 	n := 0
-	for _, l := range c.leases {
-		if l.Model == c.model && holdsNothing(l) {
+	for i := range c.has {
+		if c.has[i].Model == m {
 			n++
 		}
 	}
 	return n
 }
 
-func (c *census) unleased() []device.Unit {
-	var free []device.Unit
-	for _, u := range c.units {
-		if _, ok := u.Number(c.model); ok && c.leases[u] == nil {
-			free = append(free, u)
-		}
+func (c *place) slots() int {
+	if n, ok := c.w.Settings.NodeSlots[c.name]; ok {
+		return n
 	}
-	slices.SortFunc(free, func(a, b device.Unit) int {
-		na, _ := a.Number(c.model)
-		nb, _ := b.Number(c.model)
-		return na - nb
-	})
-	return free
+	return c.w.Settings.Slots
 }
 
-// grown returns the units to add, with the smallest numbers that are not taken.
-func (c *census) grown() []device.Unit {
-	free, ok := c.free()
-	if !ok || !c.quiet() {
-		return nil
-	}
-	var added []device.Unit
-	missing := free - len(c.unleased()) - c.empty()
-	for n := 0; len(added) < missing; n++ {
-		if u := device.NumberedUnit(c.model, n); !slices.Contains(c.units, u) {
-			added = append(added, u)
+// excluding is a model on the node that must not be beside this one, "" if there is none.
+func (c *place) excluding() device.Model {
+	for i := range c.has {
+		if other := c.has[i].Model; c.w.exclude(c.model.Name, other) {
+			return other
 		}
 	}
-	return added
+	return ""
 }
 
-// offered are the unleased units that the count covers: the lowest numbers. Where the count could not be
-// read, the units stay as they were published.
-func (c *census) offered() map[device.Unit]bool {
-	free, ok := c.free()
-	covered := map[device.Unit]bool{}
-	for i, u := range c.unleased() {
-		covered[u] = ok && i < free || !ok && c.w.Published.Effects[u.Entry()] == NoTaint
+// exclude tells whether either model says that it must not be beside the other.
+func (w *World) exclude(a, b device.Model) bool {
+	for i := range w.Models {
+		m := &w.Models[i]
+		if m.Name == a && slices.Contains(m.Excludes, b) || m.Name == b && slices.Contains(m.Excludes, a) {
+			return true
+		}
 	}
-	return covered
+	return false
+}
+
+// blamed: an attach of the model failed lately, and it speaks against the node.
+func (c *place) blamed() bool {
+	for _, l := range c.w.leasesOn[c.name] {
+		if on(l, c.node) && l.Model == c.model.Name && l.Failure.Blame == device.BlameNode && c.w.Now.Before(backOff(l)) {
+			return true
+		}
+	}
+	return false
+}
+
+// failedUnits counts the units, of any model, that failed on the node lately by their own fault.
+func (c *place) failedUnits() int {
+	n := 0
+	for _, l := range c.w.leasesOn[c.name] {
+		if on(l, c.node) && l.Failure.Blame == device.BlameUnit && c.w.Now.Before(backOff(l)) {
+			n++
+		}
+	}
+	return n
 }

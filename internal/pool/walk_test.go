@@ -46,6 +46,7 @@ func axes() []axis {
 		}},
 		{"attempt", []mod{nothing1, ofLease(serving("a", "a100-0")), ofLease(serving("a", "a100-0-ready"))}},
 		{"use", []mod{nothing1, ofLease(idle(time.Minute)), ofLease(idle(time.Hour)), ofLease(idle(time.Hour), noted)}},
+		{"minimum", []mod{nothing1, least(1), ofLease(kept)}},
 		{"deleting", []mod{nothing1, ofLease(deleting)}},
 		{"holder", []mod{
 			nothing1, node("n1", agentAway(time.Minute)), node("n1", agentAway(time.Hour)), noNode("n1"),
@@ -53,7 +54,7 @@ func axes() []axis {
 		}},
 		{"claim a", []mod{nothing1, demand("a", "n1", "a100-0"), demand("a", "n1", "a100-0", unreserved), demand("a", "n1", "a100-0", toldAttached), demand("a", "n1", "a100-0", toldFailed), demand("a", "n1", "a100-0-ready")}},
 		{"claim b", []mod{nothing1, demand("b", "n1", "a100-0", allocated("2026-01-02T03:04:01Z")), demand("b", "n1", "a100-0-ready", unreserved), demand("b", "n2", "a100-0"), demand("b", "gone", "a100-0")}},
-		{"entry", []mod{nothing1, tainted("a100-0", time.Minute)}},
+		{"entry", []mod{nothing1, tainted("a100-0", 0), tainted("a100-0", time.Minute)}},
 		{"ready entry", []mod{nothing1, untainted("a100-0-ready"), readyTaint(0), readyTaint(time.Minute)}},
 		{"labels", []mod{nothing1, both(node("n1", withdrawn), node("n2", withdrawn))}},
 	}
@@ -101,9 +102,10 @@ func TestEveryCombination(t *testing.T) {
 
 // pointless tells combinations of what there is none of: an attempt on no lease, use of what is not attached.
 func pointless(at []int) bool {
-	lease, attempt, use, deleting, holder := at[0], at[1], at[2], at[3], at[4]
-	const none, attached = 0, 3
-	return lease == none && (attempt > 0 || deleting > 0 || holder > 3) || lease != attached && use > 0
+	lease, attempt, use, minimum, deleting, holder, entry := at[0], at[1], at[2], at[3], at[4], at[5], at[8]
+	const none, attached, justNow = 0, 3, 1
+	return lease == none && (attempt > 0 || minimum > 1 || deleting > 0 || holder > 3) || lease != attached && use > 0 ||
+		lease != none && entry == justNow // since when counts for what is free
 }
 
 func advance(at []int, of []axis) bool {
@@ -131,6 +133,7 @@ func wrongs(w *World, p *Plan) []string {
 	}
 	holder := slices.IndexFunc(w.Nodes, func(n Node) bool { return has && n.Name == lease.Node && n.Machine == lease.Machine })
 	acts := holder >= 0 && (w.Nodes[holder].AgentReady || w.Now.Before(w.Nodes[holder].AwaySince.Add(w.Settings.AgentAway)))
+	keeps := keepsIt(w, lease, holder)
 	served := has && slices.ContainsFunc(w.Demands, func(d Demand) bool { return d.Attempt == lease.Attempt })
 	never(len(p.Ops) > 1, "does two things to one lease")
 	for _, o := range p.Ops {
@@ -139,8 +142,16 @@ func wrongs(w *World, p *Plan) []string {
 		switch o.Kind {
 		case Create:
 			never(has, "makes a second lease for one unit")
+			never(o.Lease.Machine == "", "makes a lease for no machine")
+			if o.Lease.Kept {
+				since := w.Published.TaintedSince["a100-0"]
+				never(!o.Attempt.IsZero() || len(w.Demands) > 0, "keeps what a claim has")
+				never(w.Models[0].Min == 0, "keeps what need not be kept")
+				never(since.IsZero() || w.Now.Before(since.Add(w.Settings.ReadySettle)), "keeps what may just be given to a Pod")
+				continue
+			}
 			never(d < 0 || !w.Demands[d].Reserved || w.Demands[d].AttachFailed, "makes a lease for nobody")
-			never(o.Lease.Node != o.Attempt.Node || o.Lease.Machine == "", "makes a lease for another node")
+			never(o.Lease.Node != o.Attempt.Node, "makes a lease for another node")
 		case Assign:
 			never(!has || !lease.Attempt.IsZero(), "gives away what serves a claim")
 			never(d < 0 || !w.Demands[d].Reserved || w.Demands[d].AttachFailed, "assigns to nobody")
@@ -151,6 +162,7 @@ func wrongs(w *World, p *Plan) []string {
 			never(served || lease.Attempt.IsZero(), "clears a living attempt")
 		case Release:
 			never(!lease.Idle(), "calls back what is not idle")
+			never(keeps && !slices.ContainsFunc(w.Demands, func(d Demand) bool { return d.Attempt.Ready() }), "calls back what its node keeps")
 			elsewhere := slices.ContainsFunc(w.Demands, func(d Demand) bool {
 				return d.Reserved && !d.AttachFailed && (d.Attempt.Node != lease.Node || lease.NodeUID != "uid-n1")
 			})
@@ -172,10 +184,16 @@ func wrongs(w *World, p *Plan) []string {
 			never(w.Published.Effects[a.Entry] == NoTaint && n >= 0 && w.Nodes[n].Attachable["a100"], "refuses what would be chosen again")
 		}
 	}
-	return append(bad, wrongOffers(w, p, lease, acts)...)
+	return append(bad, wrongOffers(w, p, lease, acts, keeps)...)
 }
 
-func wrongOffers(w *World, p *Plan, lease device.Lease, acts bool) []string {
+// keepsIt: the one node that can have the unit should have it, and it is the very Node that has it.
+func keepsIt(w *World, lease device.Lease, holder int) bool {
+	return w.Models[0].Min > 0 && holder >= 0 && lease.NodeUID == w.Nodes[holder].UID && !lease.Deleting &&
+		slices.Contains([]device.Phase{device.Assigned, device.Attaching, device.Attached}, lease.Phase)
+}
+
+func wrongOffers(w *World, p *Plan, lease device.Lease, acts, keeps bool) []string {
 	var bad []string
 	never := func(yes bool, what string) {
 		if yes {
@@ -196,6 +214,8 @@ func wrongOffers(w *World, p *Plan, lease device.Lease, acts bool) []string {
 	never((ready.Effect == NoExecute || onCall.Effect == NoExecute) && (lease.Phase != device.Failed || !running), "evicts a Pod that can run")
 	never(lease.Phase == device.Failed && running && ready.Effect != NoExecute && onCall.Effect != NoExecute, "leaves a Pod bound to nothing")
 	never(onCall.Effect == NoTaint && lease.Phase == device.Failed, "offers what failed")
+	never(onCall.Effect == NoTaint && keeps, "offers to others what its node keeps")
+	never(keeps && lease.Idle() && acts && ready.Effect != NoTaint, "withholds what its node keeps for its Pods")
 	never(onCall.Effect == NoTaint && lease.Idle() && !acts, "offers what nobody would release")
 	for _, l := range p.Labels {
 		i := slices.IndexFunc(w.Nodes, func(n Node) bool { return n.Name == l.Node })
