@@ -107,7 +107,7 @@ func (t *term) models() []pool.Model {
 	all := make([]pool.Model, 0, len(t.fabric.Models))
 	for _, m := range t.fabric.Models {
 		all = append(all, pool.Model{
-			Name: m.Name, Attributes: m.Attributes, Min: m.MinPerNode, Max: m.MaxPerNode, Excludes: m.Excludes,
+			Name: m.Name, FabricModel: m.FabricModel, Attributes: m.Attributes, Min: m.MinPerNode, Max: m.MaxPerNode, Excludes: m.Excludes,
 		})
 	}
 	return all
@@ -150,6 +150,8 @@ func (t *term) lead(ctx context.Context) error {
 		Settings: pool.Settings{
 			CoolDown: t.m.cfg.Timings.CoolDown, ReadySettle: t.m.cfg.Timings.ReadySettle,
 			AgentAway: t.m.cfg.Timings.AgentAway, Slots: t.fabric.SlotsPerNode, NodeSlots: t.fabric.Slots,
+			ForgetUnit: t.m.cfg.Timings.ForgetUnit,
+			Adopt:      t.m.cfg.ForeignDevices == config.ForeignAdopt, AdoptAfter: t.m.cfg.Timings.AdoptAfter,
 		},
 		CountEvery: t.m.cfg.Timings.LeaderList, CountPause: countPause, Debounce: debounce, Retry: retry,
 		CallDeadline: t.fabric.CallTimeout + callDeadline, WriteDeadline: writeDeadline,

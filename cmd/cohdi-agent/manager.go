@@ -4,9 +4,13 @@ package main
 
 import (
 	"context"
+	"errors"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
+	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	"github.com/cohdi/cohdi-agent/internal/device"
@@ -14,6 +18,7 @@ import (
 	"github.com/cohdi/cohdi-agent/internal/leader"
 	"github.com/cohdi/cohdi-agent/internal/metrics"
 	"github.com/cohdi/cohdi-agent/internal/node"
+	"github.com/cohdi/cohdi-agent/internal/pool"
 )
 
 // manager is one fabric's manager as the loops need it, and remembers how the last call went.
@@ -121,7 +126,7 @@ func (m managerOfNode) Detach(ctx context.Context, machine device.Machine, id, m
 // managerOfFabric is the manager as the leader needs it.
 type managerOfFabric struct{ *manager }
 
-func (m managerOfFabric) Free(ctx context.Context, models []device.Model) (map[device.Model]int, error) {
+func (m managerOfFabric) Free(ctx context.Context, models []device.Model) (map[device.Model]pool.Supply, error) {
 	words := make([]string, 0, len(models))
 	for _, model := range models {
 		words = append(words, m.models[model])
@@ -132,11 +137,33 @@ func (m managerOfFabric) Free(ctx context.Context, models []device.Model) (map[d
 		return err
 	})
 	m.note(err)
-	free := map[device.Model]int{}
+	free := map[device.Model]pool.Supply{}
 	for _, model := range models {
 		if s, ok := supplies[m.models[model]]; ok {
-			free[model] = s.Count
+			free[model] = m.supply(s)
 		}
 	}
 	return free, err
+}
+
+// supply keeps the devices only where the caller may choose among them: else they are no units of their own.
+func (m managerOfFabric) supply(s fabric.Supply) pool.Supply {
+	c := m.Capabilities()
+	if !c.AddressableAttach || c.Free != fabric.FreeList {
+		return pool.Supply{Count: s.Count}
+	}
+	return pool.Supply{Count: len(s.Devices), Devices: append([]device.OnFabric{}, s.Devices...)}
+}
+
+func (m managerOfFabric) Attached(ctx context.Context, machines []device.Machine) map[device.Machine][]device.OnFabric {
+	var lists map[device.Machine][]device.OnFabric
+	err := m.time("ListAttached", func() error {
+		var failed map[device.Machine]error
+		lists, failed = m.Manager.ListAttached(ctx, machines)
+		return errors.Join(slices.Collect(maps.Values(failed))...)
+	})
+	if err != nil {
+		klog.FromContext(ctx).V(1).Info("What is attached to some machines could not be read", "err", err)
+	}
+	return lists
 }

@@ -228,15 +228,20 @@ func (o *leaderObserver) tellPods(ctx context.Context, r pool.Refusal) {
 }
 
 // Counted implements leader.Observer.
-func (o *leaderObserver) Counted(_ context.Context, free map[device.Model]int, err error) {
-	o.metrics.SetFree(o.fabric, free)
+func (o *leaderObserver) Counted(_ context.Context, free map[device.Model]pool.Supply, err error) {
+	counts := make(map[device.Model]int, len(free))
+	for model, s := range free {
+		counts[model] = s.Count
+	}
+	o.metrics.SetFree(o.fabric, counts)
 	if err != nil {
 		o.log.Error(err, "The fabric manager did not say what is free; the pool stays as it is")
 	}
 }
 
 // Decided implements leader.Observer.
-func (o *observer) Decided(_ context.Context, p pool.Plan) {
+func (o *leaderObserver) Decided(_ context.Context, p pool.Plan) {
+	o.metrics.SetForeign(o.fabric, len(p.Foreign))
 	for _, n := range p.Notes {
 		o.log.V(1).Info("Note", "note", n)
 	}

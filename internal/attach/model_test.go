@@ -480,12 +480,21 @@ func (w world) plainly() world {
 	return w
 }
 
-// reach explores every world that can come of a fresh lease, made for a claim or to be kept, and returns them with how each was come by.
+// reach explores every world that can come of a fresh lease, made for a claim, to be kept or for a device that
+// is attached already, and returns them with how each was come by.
 func reach(t *testing.T) (from map[world]world, how map[world]string) {
 	t.Helper()
-	claimed, kept := world{want: waiting, known: true}, world{kept: true, known: true}
-	from, how = map[world]world{claimed: claimed, kept: kept}, map[world]string{}
-	queue, steps := []world{claimed, kept}, 0
+	starts := []world{
+		{want: waiting, known: true},
+		{kept: true, known: true},
+		{phase: phaseIndex(device.Attaching), dev: true, attached: true, bus: driven, nvml: shown, known: true},
+	}
+	from, how = map[world]world{}, map[world]string{}
+	for i := range starts {
+		starts[i] = starts[i].plainly()
+		from[starts[i]] = starts[i]
+	}
+	queue, steps := slices.Clone(starts), 0
 	all := events()
 	add := func(was, is world, by string) {
 		steps++

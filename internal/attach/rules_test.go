@@ -215,6 +215,7 @@ var table = map[device.Phase][]row{
 		{situation: "intent stored, deadline passed", mods: with(maySend, late), rule: "stored, too late", want: Store, check: both(failed1("AttachTimeout", device.BlameUnit), unasked)},
 		{situation: "intent stored, another unit's turn", mods: with(maySend, machineBusy), rule: "machine busy", want: Wait},
 		{situation: "call runs", mods: with(maySend, running(SendAttach)), rule: "running", want: Wait},
+		{situation: "a device that was attached without a lease", mods: with(never, became, nobody, here(ours), bound, seen(ours)), rule: "seen by all", want: Store},
 		// Its outcome.
 		{situation: "refused for good, kept", mods: with(answered(device.FaultNoCapacity, time.Second), nobody, kept), rule: "refused for good", want: Store, check: failed1("NoCapacity", device.BlameModel)},
 		{situation: "nothing came in time, kept", mods: with(settled, nobody, kept, late), rule: "nothing came in time", want: Store, check: failed1("AttachTimeout", device.BlameUnit)},

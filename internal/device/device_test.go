@@ -97,6 +97,14 @@ func TestUnitNames(t *testing.T) {
 			t.Errorf("%s counted as number %d of a100", other, n)
 		}
 	}
+	for unit, of := range map[Unit]bool{
+		u: true, AddressableUnit("a100", "d-1"): true, "a100-0badcafe": true, "a100-12345678": true,
+		"a100-0badcaf": false, "a100-0badcafe0": false, "a100-0BADCAFE": false, "a100-80-0badcafe": false, "a100": false, "l40s-0badcafe": false,
+	} {
+		if unit.Of("a100") != of {
+			t.Errorf("%s of a100 = %v", unit, !of)
+		}
+	}
 	if got, ready := UnitOfEntry(u.ReadyEntry()); got != u || !ready {
 		t.Errorf("UnitOfEntry(%s) = %s, %v", u.ReadyEntry(), got, ready)
 	}

@@ -102,6 +102,18 @@ func (u Unit) Number(m Model) (int, bool) {
 	return n, err == nil && n >= 0
 }
 
+// addressed is the form of what follows the model in an addressable unit's name.
+var addressed = regexp.MustCompile(`^[0-9a-f]{8}$`)
+
+// Of tells whether the unit's name is one of the model's, of either kind.
+func (u Unit) Of(m Model) bool {
+	if _, ok := u.Number(m); ok {
+		return true
+	}
+	rest, ok := strings.CutPrefix(string(u), string(m)+"-")
+	return ok && addressed.MatchString(rest)
+}
+
 // Entry returns the name of the entry by which the unit is attached on demand.
 func (u Unit) Entry() string { return string(u) }
 

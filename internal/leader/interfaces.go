@@ -48,10 +48,12 @@ type Publisher interface {
 	Published() (p pool.Published, ok bool)
 }
 
-// Fabric is the manager. A model that could not be counted is missing from the result, and the error
-// says why.
+// Fabric is the manager.
 type Fabric interface {
-	Free(ctx context.Context, models []device.Model) (map[device.Model]int, error)
+	// Free reads what is free. A model that could not be read is missing, and the error says why.
+	Free(ctx context.Context, models []device.Model) (map[device.Model]pool.Supply, error)
+	// Attached reads all that is attached to each of the machines. A machine that could not be read is missing.
+	Attached(ctx context.Context, machines []device.Machine) map[device.Machine][]device.OnFabric
 }
 
 // Election tells whether this agent leads.
@@ -67,7 +69,7 @@ type Observer interface {
 	// Refused: an allocation was taken back.
 	Refused(ctx context.Context, r pool.Refusal)
 	// Counted: the manager was asked what is free.
-	Counted(ctx context.Context, free map[device.Model]int, err error)
+	Counted(ctx context.Context, free map[device.Model]pool.Supply, err error)
 	// Decided: a plan was made.
 	Decided(ctx context.Context, p pool.Plan)
 }

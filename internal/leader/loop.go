@@ -22,8 +22,8 @@ type Config struct {
 	Models   func() []pool.Model
 	Settings pool.Settings
 
-	// CountEvery is how often the manager is asked what is free; it is asked anew when a lease has come
-	// or gone, at most every CountPause.
+	// CountEvery is how often the manager is asked what is free and what is attached; what is free is asked
+	// anew when a lease has come or gone, at most every CountPause.
 	CountEvery, CountPause time.Duration
 	// Debounce gathers a burst of changes into one plan. Retry is the pause after a step that failed.
 	Debounce, Retry time.Duration
@@ -47,8 +47,12 @@ type Loop struct {
 
 	taints  map[string]time.Time // since when a taint was seen, by entry
 	away    map[string]time.Time // since when an agent was seen away, by node
-	counted time.Time            // when the manager was last asked
+	counted time.Time            // when the manager was last asked what is free
+	listed  time.Time            // when it was last asked what is attached
 	units   []device.Unit        // the order that was handed over for publishing; a cache may show it later
+
+	unneeded map[device.Unit]time.Time // since when each plan has found a unit unneeded
+	foreign  map[string]time.Time      // from which list on each plan has found a device foreign
 
 	mu        sync.Mutex // guards the following, written by the count that runs beside the loop
 	inventory pool.Inventory
@@ -60,7 +64,8 @@ func New(cfg Config) *Loop {
 	return &Loop{
 		cfg: cfg, poked: make(chan struct{}, 1),
 		taints: map[string]time.Time{}, away: map[string]time.Time{},
-		inventory: pool.Inventory{Free: map[device.Model]int{}, Leased: map[device.Unit]string{}},
+		unneeded: map[device.Unit]time.Time{}, foreign: map[string]time.Time{},
+		inventory: pool.Inventory{Free: map[device.Model]pool.Supply{}, Leased: map[device.Unit]string{}},
 	}
 }
 
@@ -108,8 +113,9 @@ func (l *Loop) Step(ctx context.Context) time.Time {
 		return l.cfg.Clock.Now().Add(l.cfg.Retry) // permanence needs to know what was published before
 	}
 	w := l.observe(published)
-	l.count(ctx, w.Leases)
+	l.count(ctx, w)
 	plan := pool.Decide(w)
+	l.remember(plan, w)
 	l.cfg.Observer.Decided(ctx, plan)
 	l.handedOver(plan.Offers)
 	l.cfg.Publisher.Publish(ctx, plan.Offers)
@@ -135,23 +141,39 @@ func (l *Loop) observe(published pool.Published) pool.World {
 	nodes := l.cfg.Nodes.List(l.cfg.Fabric)
 	seen := map[string]time.Time{}
 	for i := range nodes {
-		if nodes[i].AgentReady {
-			continue
+		if !nodes[i].AgentReady {
+			nodes[i].AwaySince = since(l.away, nodes[i].Name, now)
+			seen[nodes[i].Name] = nodes[i].AwaySince
 		}
-		since, known := l.away[nodes[i].Name]
-		if !known {
-			since = now
-		}
-		seen[nodes[i].Name], nodes[i].AwaySince = since, since
 	}
 	l.away = seen
 	l.mu.Lock()
-	inventory := pool.Inventory{Free: maps.Clone(l.inventory.Free), Leased: maps.Clone(l.inventory.Leased)}
+	inventory := l.inventory // its maps are replaced, never changed
 	l.mu.Unlock()
 	return pool.World{
 		Now: now, Fabric: l.cfg.Fabric, Settings: l.cfg.Settings, Models: l.cfg.Models(), Inventory: inventory,
 		Leases: l.cfg.Leases.List(), Demands: l.cfg.Claims.Demands(), Nodes: nodes, Published: published,
+		UnneededSince: l.unneeded, ForeignSince: l.foreign,
 	}
+}
+
+// remember keeps since when each plan has said the same of a unit or a device.
+func (l *Loop) remember(p pool.Plan, w pool.World) {
+	unneeded, foreign := map[device.Unit]time.Time{}, map[string]time.Time{}
+	for _, u := range p.Unneeded {
+		unneeded[u] = since(l.unneeded, u, w.Now)
+	}
+	for _, f := range p.Foreign {
+		foreign[f.Key()] = since(l.foreign, f.Key(), w.Inventory.AttachedAt)
+	}
+	l.unneeded, l.foreign = unneeded, foreign
+}
+
+func since[K comparable](known map[K]time.Time, key K, now time.Time) time.Time {
+	if at, ok := known[key]; ok {
+		return at
+	}
+	return now
 }
 
 // handedOver remembers what will be published before any cache shows it: units keep their place, and an
@@ -184,10 +206,7 @@ func (l *Loop) sinceTainted(effects map[string]pool.Effect, now time.Time) map[s
 		if effect == pool.NoTaint {
 			continue
 		}
-		seen[entry] = now
-		if since, known := l.taints[entry]; known {
-			seen[entry] = since
-		}
+		seen[entry] = since(l.taints, entry, now)
 	}
 	l.taints = seen
 	return maps.Clone(seen)
@@ -195,55 +214,80 @@ func (l *Loop) sinceTainted(effects map[string]pool.Effect, now time.Time) map[s
 
 // count asks the manager beside the loop when it is time, or when the devices that are leased are not
 // those of the last count.
-func (l *Loop) count(ctx context.Context, leases []device.Lease) {
-	leased := map[device.Unit]string{}
-	for _, lease := range leases {
-		if lease.FabricDevice != "" {
-			leased[lease.Unit] = lease.FabricDevice
-		}
-	}
-	now := l.cfg.Clock.Now()
+func (l *Loop) count(ctx context.Context, w pool.World) {
+	leased := leasedDevices(w.Leases)
+	due := func(last time.Time, pause time.Duration) bool { return last.IsZero() || !w.Now.Before(last.Add(pause)) }
+	list := due(l.listed, l.cfg.CountEvery)
 	l.mu.Lock()
 	same := maps.Equal(leased, l.inventory.Leased)
-	due := l.counted.IsZero() || !now.Before(l.counted.Add(l.cfg.CountEvery)) || !same && !now.Before(l.counted.Add(l.cfg.CountPause))
-	start := due && !l.counting
+	start := !l.counting && (list || due(l.counted, l.cfg.CountEvery) || !same && due(l.counted, l.cfg.CountPause))
 	l.counting = l.counting || start
 	l.mu.Unlock()
 	if !start {
 		return
 	}
-	l.counted = now
-	models := l.cfg.Models()
-	names := make([]device.Model, 0, len(models))
-	for _, m := range models {
+	l.counted = w.Now
+	names := make([]device.Model, 0, len(w.Models))
+	for _, m := range w.Models {
 		names = append(names, m.Name)
 	}
-	go func() {
-		call, cancel := context.WithTimeout(ctx, l.cfg.CallDeadline)
-		defer cancel()
-		free, err := l.cfg.Manager.Free(call, names)
-		l.cfg.Observer.Counted(ctx, free, err)
-		l.mu.Lock()
-		l.counting = false
-		if len(free) > 0 || err == nil {
-			l.inventory = pool.Inventory{Free: free, Leased: leased}
+	var machines []device.Machine
+	if list {
+		l.listed = w.Now
+		for i := range w.Nodes {
+			if n := &w.Nodes[i]; n.Member && n.Machine != "" {
+				machines = append(machines, n.Machine)
+			}
 		}
-		l.mu.Unlock()
-		l.Poke()
-	}()
+	}
+	go func() { l.ask(ctx, names, leased, machines, list) }()
+}
+
+// ask reads what is free, and what is attached if that is due.
+func (l *Loop) ask(ctx context.Context, names []device.Model, leased map[device.Unit]string, machines []device.Machine, list bool) {
+	free, err := l.free(ctx, names)
+	l.cfg.Observer.Counted(ctx, free, err)
+	var attached map[device.Machine][]device.OnFabric
+	asked := l.cfg.Clock.Now()
+	if list && len(machines) > 0 {
+		call, cancel := context.WithTimeout(ctx, l.cfg.CallDeadline)
+		attached = l.cfg.Manager.Attached(call, machines)
+		cancel()
+	}
+	l.mu.Lock()
+	l.counting = false
+	if len(free) > 0 || err == nil {
+		l.inventory.Free, l.inventory.Leased = free, leased
+	}
+	if list {
+		l.inventory.Attached, l.inventory.AttachedAt = attached, asked
+	}
+	l.mu.Unlock()
+	l.Poke()
+}
+
+func (l *Loop) free(ctx context.Context, names []device.Model) (map[device.Model]pool.Supply, error) {
+	call, cancel := context.WithTimeout(ctx, l.cfg.CallDeadline)
+	defer cancel()
+	return l.cfg.Manager.Free(call, names)
+}
+
+// leasedDevices are the devices that leases name.
+func leasedDevices(leases []device.Lease) map[device.Unit]string {
+	leased := map[device.Unit]string{}
+	for i := range leases {
+		if leases[i].FabricDevice != "" {
+			leased[leases[i].Unit] = leases[i].FabricDevice
+		}
+	}
+	return leased
 }
 
 // recount makes the loop look again when a count is due before the plan's own time.
 func (l *Loop) recount(wake time.Time) time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	leased := map[device.Unit]string{}
-	for _, lease := range l.cfg.Leases.List() {
-		if lease.FabricDevice != "" {
-			leased[lease.Unit] = lease.FabricDevice
-		}
-	}
-	if l.counting || maps.Equal(leased, l.inventory.Leased) {
+	if l.counting || maps.Equal(leasedDevices(l.cfg.Leases.List()), l.inventory.Leased) {
 		return wake
 	}
 	if due := l.counted.Add(l.cfg.CountPause); wake.IsZero() || due.Before(wake) {

@@ -41,6 +41,8 @@ type rig struct {
 	lags      bool // what is published does not show
 	wanted    pool.Offers
 	free      map[device.Model]int
+	attached  map[device.Machine][]device.OnFabric
+	lists     int
 	freeErr   error
 	hang      chan struct{} // a count does not end before
 	counts    int
@@ -229,9 +231,12 @@ func (r *rig) Published() (pool.Published, bool) {
 	return p, !r.unread
 }
 
-func (r *rig) Free(ctx context.Context, _ []device.Model) (map[device.Model]int, error) {
+func (r *rig) Free(ctx context.Context, _ []device.Model) (map[device.Model]pool.Supply, error) {
 	r.mu.Lock()
-	hang, free, err := r.hang, maps.Clone(r.free), r.freeErr
+	hang, free, err := r.hang, map[device.Model]pool.Supply{}, r.freeErr
+	for m, n := range r.free {
+		free[m] = pool.Supply{Count: n}
+	}
 	r.counts++
 	r.mu.Unlock()
 	if hang != nil {
@@ -242,6 +247,19 @@ func (r *rig) Free(ctx context.Context, _ []device.Model) (map[device.Model]int,
 		}
 	}
 	return free, err
+}
+
+func (r *rig) Attached(_ context.Context, machines []device.Machine) map[device.Machine][]device.OnFabric {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.lists++
+	of := map[device.Machine][]device.OnFabric{}
+	for m, list := range r.attached {
+		if slices.Contains(machines, m) {
+			of[m] = list
+		}
+	}
+	return of
 }
 
 func (r *rig) StillLeads(context.Context) error {
@@ -257,9 +275,9 @@ func (r *rig) Operated(_ context.Context, op pool.Op, err error) {
 		r.note("%s %s did not go through: %v", op.Kind, op.Lease.Unit, err)
 	}
 }
-func (r *rig) Refused(context.Context, pool.Refusal)                {}
-func (r *rig) Counted(context.Context, map[device.Model]int, error) {}
-func (r *rig) Decided(context.Context, pool.Plan)                   {}
+func (r *rig) Refused(context.Context, pool.Refusal)                        {}
+func (r *rig) Counted(context.Context, map[device.Model]pool.Supply, error) {}
+func (r *rig) Decided(context.Context, pool.Plan)                           {}
 
 func attempt(claim, node, entry string) device.Attempt {
 	return device.Attempt{Namespace: "team", Name: claim, UID: "uid-" + claim, AllocatedAt: "2026-01-02T03:04:00Z", Node: node, Pool: "fabric-0", Entry: entry}
@@ -682,9 +700,74 @@ func TestCount(t *testing.T) {
 		}
 		r.clock.Step(time.Second)
 		r.settle(t, l)
-		if r.counts != 3 {
-			t.Errorf("%d counts after the pause", r.counts)
+		if r.counts != 3 || r.lists != 2 {
+			t.Errorf("%d counts, %d lists after the pause", r.counts, r.lists)
 		}
+	})
+}
+
+// TestForeign: a device that nobody leased is taken in once this leader itself has seen it for long enough in
+// every list; a list that fails begins that anew.
+func TestForeign(t *testing.T) {
+	inTerm(t, func(t *testing.T, r *rig, l *Loop) {
+		t.Helper()
+		l.cfg.Models = func() []pool.Model { return []pool.Model{{Name: "a100", FabricModel: "A100"}} }
+		l.cfg.Settings.Adopt, l.cfg.Settings.AdoptAfter = true, 5*time.Minute
+		stray := map[device.Machine][]device.OnFabric{"m-n1": {{ID: "d-9", Model: "A100", UUID: "GPU-9"}}, "m-n2": {}}
+		pass := func(d time.Duration) {
+			for range d / (30 * time.Second) {
+				r.clock.Step(30 * time.Second)
+				r.settle(t, l)
+			}
+		}
+		r.attached = stray
+		pass(5 * time.Minute)
+		r.attached = map[device.Machine][]device.OnFabric{"m-n2": {}} // this machine could not be read
+		pass(30 * time.Second)
+		r.attached = stray
+		pass(5 * time.Minute)
+		r.expect(t, "not in every list for 5 minutes yet")
+		pass(30 * time.Second)
+		r.expect(t, "in every list for 5 minutes", "publish [a100-0 a100-1 a100-2]", "create a100-2 for  on n1", "publish [a100-0 a100-1 a100-2]")
+		if got := r.leases["a100-2"]; got.Phase != device.Attaching || got.FabricDevice != "d-9" || got.Kept {
+			t.Errorf("lease %+v", got)
+		}
+		pass(30 * time.Second)
+		r.expect(t, "counted with its lease", "publish [a100-0 a100-1 a100-2]")
+		pass(10 * time.Minute)
+		r.expect(t, "it has its lease")
+	})
+}
+
+// TestForget: an entry at the end of the pool goes when this leader itself has seen for long enough that it is
+// of no use, and the cache that still shows it does not bring it back.
+func TestForget(t *testing.T) {
+	inTerm(t, func(t *testing.T, r *rig, l *Loop) {
+		t.Helper()
+		l.cfg.Settings.ForgetUnit = time.Hour
+		r.free["a100"] = 1
+		r.clock.Step(30 * time.Second)
+		r.settle(t, l)
+		r.expect(t, "one is gone", "publish [a100-0 a100-1]")
+		r.clock.Step(59 * time.Minute)
+		r.settle(t, l)
+		next := r.loop() // another leader begins anew
+		next.cfg.Settings.ForgetUnit = time.Hour
+		r.settle(t, next)
+		r.clock.Step(time.Minute)
+		r.settle(t, next)
+		r.expect(t, "another leader has not seen it for long")
+		r.lags = true
+		r.settle(t, l)
+		r.expect(t, "gone for an hour", "publish [a100-0]")
+		r.clock.Step(30 * time.Second)
+		r.settle(t, l)
+		r.expect(t, "the cache shows it still")
+		r.show()
+		r.free["a100"] = 2
+		r.clock.Step(30 * time.Second)
+		r.settle(t, l)
+		r.expect(t, "it is back", "publish [a100-0 a100-1]")
 	})
 }
 

@@ -80,6 +80,7 @@ type Metrics struct {
 
 	attach, detach, request, prepare *prometheus.HistogramVec
 	units, free, leader, driver      *prometheus.GaugeVec
+	foreign                          *prometheus.GaugeVec
 	requests, errors                 *prometheus.CounterVec
 	gpus                             *prometheus.GaugeVec
 	prepared, conflict, hotplug      prometheus.Gauge
@@ -129,6 +130,7 @@ func New(b Build, driverStates []string) *Metrics {
 		prepare:  histogram("prepare_duration_seconds", "Time of the kubelet's calls for one claim.", "operation"),
 		units:    gauge("units", "Units that this node holds, by phase of their device lease.", "fabric", "model", "phase"),
 		free:     gauge("fabric_free_units", "Units that the fabric manager says are free; reported by the leader.", "fabric", "model"),
+		foreign:  gauge("fabric_foreign_devices", "Devices attached to this fabric's nodes that no device lease names; reported by the leader.", "fabric"),
 		leader:   gauge("leader", "Whether this agent leads the fabric.", "fabric"),
 		driver:   gauge("driver_state", "1 for the state that the NVIDIA driver is in.", "state"),
 		requests: counter("fabric_requests_total", "Calls to the fabric manager by outcome.", "fabric", "operation", "code"),
@@ -142,7 +144,7 @@ func New(b Build, driverStates []string) *Metrics {
 	build.WithLabelValues(b.Version, b.Revision, b.GoVersion).Set(1)
 	m.registry.MustRegister(
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), build,
-		m.attach, m.detach, m.request, m.prepare, m.units, m.free, m.leader, m.driver, m.requests, m.errors,
+		m.attach, m.detach, m.request, m.prepare, m.units, m.free, m.foreign, m.leader, m.driver, m.requests, m.errors,
 		m.gpus, m.prepared, m.conflict, m.hotplug,
 	)
 	for _, r := range Reasons() {
@@ -170,7 +172,7 @@ func (m *Metrics) Configure(fabrics []device.FabricID, models []device.Model) {
 	for _, f := range m.fabrics {
 		if !slices.Contains(fabrics, f) {
 			gone := prometheus.Labels{"fabric": string(f)}
-			for _, v := range []interface{ DeletePartialMatch(prometheus.Labels) int }{m.attach, m.detach, m.request, m.units, m.free, m.leader, m.requests} {
+			for _, v := range []interface{ DeletePartialMatch(prometheus.Labels) int }{m.attach, m.detach, m.request, m.units, m.free, m.foreign, m.leader, m.requests} {
 				v.DeletePartialMatch(gone)
 			}
 		}
@@ -290,13 +292,14 @@ func (m *Metrics) SetUnits(leases []device.Lease) {
 	}
 }
 
-// SetLeader says whether this agent leads a fabric. Free counts are the leader's to report: they end with
-// its lead.
+// SetLeader says whether this agent leads a fabric. Free counts and foreign devices are the leader's to report:
+// they end with its lead.
 func (m *Metrics) SetLeader(f device.FabricID, leads bool) {
 	fabric := m.known(f)
 	if !leads {
 		m.leader.WithLabelValues(fabric).Set(0)
 		m.free.DeletePartialMatch(prometheus.Labels{"fabric": fabric})
+		m.foreign.DeletePartialMatch(prometheus.Labels{"fabric": fabric})
 		return
 	}
 	m.leader.WithLabelValues(fabric).Set(1)
@@ -309,6 +312,11 @@ func (m *Metrics) SetFree(f device.FabricID, free map[device.Model]int) {
 	for model, n := range free {
 		m.free.WithLabelValues(knownOf(f, m.fabrics), knownOf(model, m.models)).Set(float64(n))
 	}
+}
+
+// SetForeign takes how many devices without a lease are attached to the fabric's nodes.
+func (m *Metrics) SetForeign(f device.FabricID, n int) {
+	m.foreign.WithLabelValues(m.known(f)).Set(float64(n))
 }
 
 // SetDriver says which of the states given to New the driver is in.

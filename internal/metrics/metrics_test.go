@@ -122,12 +122,13 @@ func TestLeaderAndFree(t *testing.T) {
 	m := newMetrics()
 	m.SetLeader("f1", true)
 	m.SetFree("f1", map[device.Model]int{"a100": 3})
-	want := []string{`fabric_free_units{fabric="f1",model="a100"} 3`, `leader{fabric="f1"} 1`}
-	if diff := cmp.Diff(want, scrape(t, m, "fabric_free_units", "leader")); diff != "" {
+	m.SetForeign("f1", 2)
+	want := []string{`fabric_foreign_devices{fabric="f1"} 2`, `fabric_free_units{fabric="f1",model="a100"} 3`, `leader{fabric="f1"} 1`}
+	if diff := cmp.Diff(want, scrape(t, m, "fabric_foreign_devices", "fabric_free_units", "leader")); diff != "" {
 		t.Errorf("leading (-want +got):\n%s", diff)
 	}
 	m.SetLeader("f1", false)
-	if diff := cmp.Diff([]string{`leader{fabric="f1"} 0`}, scrape(t, m, "fabric_free_units", "leader")); diff != "" {
+	if diff := cmp.Diff([]string{`leader{fabric="f1"} 0`}, scrape(t, m, "fabric_foreign_devices", "fabric_free_units", "leader")); diff != "" {
 		t.Errorf("no longer (-want +got):\n%s", diff)
 	}
 }

@@ -3,12 +3,14 @@
 package pool
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/cohdi/cohdi-agent/internal/device"
 )
 
-// census counts the units of one model on a fabric that only tells how many are free.
+// census finds the units of one model: by number on a fabric that only tells how many are free, by device on
+// one that lists them.
 type census struct {
 	w      *World
 	model  device.Model
@@ -37,22 +39,90 @@ func (o *order) add(u device.Unit) {
 	}
 }
 
-// free is how many unleased units the manager's count covers; ok is false where it was not read.
-func (c *census) free() (n int, ok bool) {
-	n, ok = c.w.Inventory.Free[c.model]
-	for _, l := range c.leases {
-		if l.Model != c.model {
+// count is what the census finds.
+type count struct {
+	// offered are the unleased units that are to be had; unhealthy those that the manager lists as not fit.
+	offered, unhealthy map[device.Unit]bool
+	// known: the manager's word was read, so that a unit which is neither is of no use now.
+	known bool
+}
+
+// take adds the units by which the pool has grown, and tells which are to be had.
+func (c *census) take() count {
+	supply, read := c.w.Inventory.Free[c.model]
+	switch {
+	case !read:
+		return c.asPublished()
+	case supply.Devices != nil:
+		return c.listed(supply.Devices)
+	}
+	c.grow()
+	return c.counted()
+}
+
+// asPublished leaves the units as they are where the manager's word is missing.
+func (c *census) asPublished() count {
+	n := count{offered: map[device.Unit]bool{}}
+	for _, u := range c.units.list {
+		if u.Of(c.model) && c.leases[u] == nil {
+			n.offered[u] = c.w.Published.Effects[u.Entry()] == NoTaint
+		}
+	}
+	return n
+}
+
+// listed takes the manager's list of free devices, each of which is a unit by its identity.
+func (c *census) listed(devices []device.OnFabric) count {
+	n := count{offered: map[device.Unit]bool{}, unhealthy: map[device.Unit]bool{}, known: true}
+	devices = slices.Clone(devices)
+	slices.SortFunc(devices, func(a, b device.OnFabric) int { return cmp.Compare(a.ID, b.ID) })
+	for _, d := range devices {
+		u := device.AddressableUnit(c.model, d.ID)
+		if !c.add(u) || c.leases[u] != nil {
 			continue
 		}
-		if l.Phase == device.Failed && l.Failure.Blame == device.BlameModel && c.w.Now.Before(backOff(l)) {
-			return 0, ok // the manager said that none is left
+		if d.Health == device.HealthCritical {
+			n.unhealthy[u] = true
+		} else {
+			n.offered[u] = !c.backsOff()
 		}
+	}
+	return n
+}
+
+// add lists a unit, unless the pool is as large as it may become.
+func (c *census) add(u device.Unit) bool {
+	if !c.units.has[u] && len(c.units.list) >= mostUnits {
+		c.w.note("the fabric manager has more than the %d units that a pool may have; the others, of model %s among them, are left out", mostUnits, c.model)
+		return false
+	}
+	c.units.add(u)
+	return true
+}
+
+// backsOff: the manager said lately that none is left, whatever it counts.
+func (c *census) backsOff() bool {
+	for _, l := range c.leases {
+		if l.Model == c.model && l.Failure.Blame == device.BlameModel && c.w.Now.Before(backOff(l)) {
+			return true
+		}
+	}
+	return false
+}
+
+// free is how many unleased units the manager's count covers.
+func (c *census) free() int {
+	if c.backsOff() {
+		return 0
+	}
+	n := c.w.Inventory.Free[c.model].Count
+	for _, l := range c.leases {
 		coming := l.Phase == device.Assigned || l.Phase == device.Attaching
-		if coming && (l.FabricDevice == "" || c.w.Inventory.Leased[l.Unit] != l.FabricDevice) {
+		if l.Model == c.model && coming && (l.FabricDevice == "" || c.w.Inventory.Leased[l.Unit] != l.FabricDevice) {
 			n--
 		}
 	}
-	return max(0, n), ok
+	return max(0, n)
 }
 
 // quiet: no unit of the model is on its way, and the count was read with just the present devices leased.
@@ -111,26 +181,28 @@ func (c *census) unleased() []device.Unit {
 
 // grow adds units with the smallest numbers that are not taken, until there is one for each that is free.
 func (c *census) grow() {
-	free, ok := c.free()
-	if !ok || !c.quiet() {
+	if !c.quiet() {
 		return
 	}
-	missing := free - len(c.unleased()) - c.empty()
-	for n := 0; missing > 0; n++ {
+	missing := c.free() - len(c.unleased()) - c.empty()
+	for ; missing > 0 && c.add(c.nextNumber()); missing-- {
+	}
+}
+
+func (c *census) nextNumber() device.Unit {
+	for n := 0; ; n++ {
 		if u := device.NumberedUnit(c.model, n); !c.units.has[u] {
-			c.units.add(u)
-			missing--
+			return u
 		}
 	}
 }
 
-// offered are the unleased units that the count covers: the lowest numbers. Where the count could not be
-// read, the units stay as they were published.
-func (c *census) offered() map[device.Unit]bool {
-	free, ok := c.free()
-	covered := map[device.Unit]bool{}
+// counted: the units that the count covers are those with the lowest numbers.
+func (c *census) counted() count {
+	n := count{offered: map[device.Unit]bool{}, known: true}
+	free := c.free()
 	for i, u := range c.unleased() {
-		covered[u] = ok && i < free || !ok && c.w.Published.Effects[u.Entry()] == NoTaint
+		n.offered[u] = i < free
 	}
-	return covered
+	return n
 }

@@ -18,7 +18,8 @@ import (
 // operations, and the refusals that are due.
 func Decide(w World) Plan {
 	all := views(&w)
-	p := Plan{Offers: offers(&w, all), Labels: labels(&w), Notes: w.notes}
+	all, unneeded := forget(&w, all)
+	p := Plan{Offers: offers(&w, all), Labels: labels(&w), Unneeded: unneeded, Foreign: w.foreign, Notes: w.notes}
 	rules := unitRules()
 	for i := range all {
 		v := &all[i]
@@ -61,6 +62,10 @@ func unitRules() []unitRule {
 		},
 
 		// Nobody has it.
+		{
+			"foreign", func(v *view) bool { return v.adopt != nil }, (*view).createAdopted,
+			"create a lease that names the device", "The device has been attached to the node without a lease for long enough; the node's agent takes it in, and it becomes idle there.",
+		},
 		{
 			"to be kept", func(v *view) bool { return v.keepFor != nil && v.settled(v.unit.Entry()) }, (*view).createKept,
 			"create a lease without an attempt", "The node has fewer units than its minimum; no claim was given this one since its entry was tainted.",
@@ -193,6 +198,12 @@ func (v *view) createKept(p *Plan) {
 	v.create(p, v.keepFor, device.Lease{Kept: true}, "the node keeps at least "+strconv.Itoa(v.model.Min)+" of the model")
 }
 
+// createAdopted makes a lease for a device that is attached already: its holder only has to find it on the node.
+func (v *view) createAdopted(p *Plan) {
+	v.create(p, v.w.node(v.adopt.Node), device.Lease{FabricDevice: v.adopt.Device.ID}, "device "+v.adopt.Device.ID+" was attached without a lease")
+	p.Ops[len(p.Ops)-1].Lease.Phase = device.Attaching
+}
+
 // create makes the unit's lease, beginning with what is given.
 func (v *view) create(p *Plan, n *Node, l device.Lease, why string) {
 	l.Fabric, l.Unit, l.Model = v.w.Fabric, v.unit, v.modelName()
@@ -276,7 +287,7 @@ func nodeRules() []nodeRule {
 			"The configuration's maximum per node.",
 		},
 		{
-			"NoSlot", true, func(c *place) bool { return c.slots() > 0 && len(c.has) >= c.slots() },
+			"NoSlot", true, func(c *place) bool { return c.slots() > 0 && len(c.has)+c.foreign >= c.slots() },
 			func(c *place) string { return fmt.Sprintf("all %d slots of node %s are taken", c.slots(), c.name) },
 			"The machine has no room for one more unit, of whatever model.",
 		},
@@ -320,6 +331,30 @@ func (c *place) closed() string {
 		}
 	}
 	return ""
+}
+
+// forget leaves out the units at the end of the pool that have been of no use for long enough; no entry moves by
+// that. It returns what is of no use now, the units left out included.
+func forget(w *World, all []view) (left []view, unneeded []device.Unit) {
+	for i := range all {
+		if all[i].unneeded() {
+			unneeded = append(unneeded, all[i].unit)
+		}
+	}
+	for w.Settings.ForgetUnit > 0 && len(all) > 0 {
+		v := &all[len(all)-1]
+		since := w.UnneededSince[v.unit]
+		if !v.unneeded() || since.IsZero() || w.Now.Before(since.Add(w.Settings.ForgetUnit)) {
+			break
+		}
+		all = all[:len(all)-1]
+	}
+	return all, unneeded
+}
+
+// unneeded: the manager does not have the unit, and nobody has it or wants it.
+func (v *view) unneeded() bool {
+	return v.lease == nil && v.demand == nil && v.adopt == nil && !v.offered && !v.unhealthy && !v.uncertain
 }
 
 // keep decides for the minimum per node: which units stay where they are, and which free ones are attached in

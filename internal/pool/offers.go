@@ -139,6 +139,10 @@ func onCallRules() []taintRule {
 			"The manager's count covers it.",
 		},
 		{
+			func(v *view) bool { return v.lease == nil && v.unhealthy }, NoSchedule, "Unhealthy", "free, and critical",
+			"The manager lists the device as free and says that it is not fit.",
+		},
+		{
 			func(v *view) bool { return v.lease == nil }, NoSchedule, "NoCapacity", "free, but the manager has fewer",
 			"The count fell, or the manager said lately that none is left; the entry stays, since a claim may name it.",
 		},

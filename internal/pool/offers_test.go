@@ -42,7 +42,7 @@ func TestTaints(t *testing.T) {
 	}{
 		{"free", nil, "NoSchedule NotAttached", "", nowhere},
 		{"free, allocated", with(demand("c", "n2", "a100-0")), "NoSchedule NotAttached", "", nowhere},
-		{"none left", with(func(w *World) { w.Inventory.Free["a100"] = 0 }), "NoSchedule NotAttached", "NoSchedule NoCapacity", nowhere},
+		{"none left", with(func(w *World) { w.free("a100", 0) }), "NoSchedule NotAttached", "NoSchedule NoCapacity", nowhere},
 		{"count not read, published usable", with(func(w *World) { delete(w.Inventory.Free, "a100") }), "NoSchedule NotAttached", "", nowhere},
 		{"count not read, published tainted", with(func(w *World) { delete(w.Inventory.Free, "a100") }, tainted("a100-0", time.Hour)), "NoSchedule NotAttached", "NoSchedule NoCapacity", nowhere},
 		{"model taken out of the configuration", with(unconfigured), "NoSchedule NotAttached", "NoSchedule UnknownModel", nowhere},
@@ -109,7 +109,7 @@ func TestLayout(t *testing.T) {
 	}{{1, []int{1}}, {63, []int{63}}, {64, []int{64}}, {65, []int{64, 1}}, {128, []int{64, 64}}, {200, []int{64, 64, 64, 8}}} {
 		w := calm()
 		w.Models, w.Published = w.Models[:1], Published{}
-		w.Inventory.Free = map[device.Model]int{"a100": tc.units}
+		w.Inventory.Free = map[device.Model]Supply{"a100": {Count: tc.units}}
 		o := Decide(w).Offers
 		if len(o.Units) != tc.units {
 			t.Fatalf("%d units: %d listed", tc.units, len(o.Units))
@@ -269,7 +269,7 @@ func TestCensus(t *testing.T) {
 	only := func(n int) mod {
 		return func(w *World) {
 			w.Models, w.Published = w.Models[:1], Published{Effects: map[string]Effect{}}
-			w.Inventory = Inventory{Free: map[device.Model]int{"a100": n}, Leased: map[device.Unit]string{}}
+			w.Inventory = Inventory{Free: map[device.Model]Supply{"a100": {Count: n}}, Leased: map[device.Unit]string{}}
 		}
 	}
 	published := func(n int) mod {
@@ -279,7 +279,7 @@ func TestCensus(t *testing.T) {
 			}
 		}
 	}
-	free := func(n int) mod { return func(w *World) { w.Inventory.Free["a100"] = n } }
+	free := func(n int) mod { return func(w *World) { w.free("a100", n) } }
 	uncounted := func(u device.Unit) mod { return func(w *World) { delete(w.Inventory.Leased, u) } }
 	counted := func(u device.Unit, id string) mod { return func(w *World) { w.Inventory.Leased[u] = id } }
 	asked := func(l *device.Lease) { l.AskedAt = ago(time.Second) }
@@ -295,7 +295,7 @@ func TestCensus(t *testing.T) {
 		{"grown", with(only(3), published(2)), 3, []string{"a100-0", "a100-1", "a100-2"}},
 		{"shrunk", with(only(1), published(3)), 3, []string{"a100-0"}},
 		{"shrunk to none", with(only(0), published(3)), 3, nil},
-		{"count not read", with(only(0), published(2), func(w *World) { w.Inventory.Free = map[device.Model]int{} }), 2, []string{"a100-0", "a100-1"}},
+		{"count not read", with(only(0), published(2), func(w *World) { w.Inventory.Free = map[device.Model]Supply{} }), 2, []string{"a100-0", "a100-1"}},
 		{"one assigned", with(only(2), published(2), leased("a100-0", device.Assigned, serving("c", "a100-0")), demand("c", "n1", "a100-0")), 2, []string{"a100-0", "a100-1"}},
 		{"one assigned, another tenant took one", with(only(1), published(2), leased("a100-0", device.Assigned, serving("c", "a100-0")), demand("c", "n1", "a100-0")), 2, []string{"a100-0"}},
 		{"one attaching, not counted yet", with(only(2), published(2), leased("a100-0", device.Attaching, serving("c", "a100-0"), became), demand("c", "n1", "a100-0")), 2, []string{"a100-0", "a100-1"}},
@@ -371,10 +371,10 @@ func TestPermanence(t *testing.T) {
 // shake changes the world at random.
 func shake(r *rand.Rand, w *World, models []Model) {
 	w.Now = w.Now.Add(time.Duration(r.IntN(60)) * time.Second)
-	w.Inventory.Free = map[device.Model]int{}
+	w.Inventory.Free = map[device.Model]Supply{}
 	for _, m := range models {
 		if r.IntN(4) > 0 {
-			w.Inventory.Free[m.Name] = r.IntN(90)
+			w.free(m.Name, r.IntN(90))
 		}
 	}
 	w.Inventory.Leased = map[device.Unit]string{}
@@ -453,7 +453,7 @@ func TestLostSlices(t *testing.T) {
 	w := calm()
 	w.with(leased("a100-3", device.Attached, serving("c", "a100-3")), demand("c", "n1", "a100-3", toldAttached), demand("d", "n2", "h100-1"))
 	w.Published = Published{}
-	w.Inventory.Free = map[device.Model]int{}
+	w.Inventory.Free = map[device.Model]Supply{}
 	if diff := cmp.Diff([]device.Unit{"a100-3", "h100-1"}, Decide(w).Offers.Units); diff != "" {
 		t.Errorf("units (-want +got):\n%s", diff)
 	}

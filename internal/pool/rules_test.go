@@ -28,7 +28,7 @@ func calm() World {
 			{Name: "a100", Attributes: map[string]string{"productName": "NVIDIA A100", "memory": "80Gi"}},
 			{Name: "h100", Attributes: map[string]string{"productName": "NVIDIA H100"}},
 		},
-		Inventory: Inventory{Free: map[device.Model]int{"a100": 4, "h100": 2}, Leased: map[device.Unit]string{}},
+		Inventory: Inventory{Free: map[device.Model]Supply{"a100": {Count: 4}, "h100": {Count: 2}}, Leased: map[device.Unit]string{}},
 		Published: Published{
 			Units:   []device.Unit{"a100-0", "a100-1", "a100-2", "a100-3", "h100-0", "h100-1"},
 			Effects: map[string]Effect{}, TaintedSince: map[string]time.Time{},
@@ -46,6 +46,8 @@ func calm() World {
 	}
 	return w
 }
+
+func (w *World) free(m device.Model, n int) { w.Inventory.Free[m] = Supply{Count: n} }
 
 func (w *World) with(mods ...mod) {
 	for _, m := range mods {
@@ -86,7 +88,7 @@ func leased(u device.Unit, p device.Phase, change ...func(*device.Lease)) mod {
 		if p == device.Attached || p == device.Releasing {
 			l.FabricDevice, l.UUID, l.PCI = "d-"+string(u), "GPU-00000000-0000-4000-8000-000000000001", device.PCIAddress{Bus: 0x3b}
 			w.Inventory.Leased[u] = l.FabricDevice
-			w.Inventory.Free["a100"]--
+			w.free("a100", w.Inventory.Free["a100"].Count-1)
 		}
 		for _, c := range change {
 			c(&l)
@@ -170,6 +172,19 @@ func exclude(model int, other device.Model) mod {
 
 func ofModel(m device.Model) func(*device.Lease) { return func(l *device.Lease) { l.Model = m } }
 
+// stray says that device d-9 has been attached to n1 for that long without a lease, and may be taken in.
+func stray(d time.Duration) mod {
+	return func(w *World) {
+		w.Models[0].FabricModel = "NVIDIA-A100"
+		w.Settings.Adopt, w.Settings.AdoptAfter = true, 10*time.Minute
+		w.Inventory.Attached = map[device.Machine][]device.OnFabric{
+			"m-n1": {{ID: "d-9", Model: "NVIDIA-A100", UUID: "GPU-9"}}, "m-n2": nil,
+		}
+		w.Inventory.AttachedAt = now
+		w.ForeignSince = map[string]time.Time{"m-n1/d-9": ago(d)}
+	}
+}
+
 // only says that the fabric has but these nodes.
 func only(names ...string) mod {
 	return func(w *World) {
@@ -179,7 +194,7 @@ func only(names ...string) mod {
 
 // last leaves the pool with nothing but a100-0.
 func last(w *World) {
-	w.Models, w.Published.Units, w.Inventory.Free = w.Models[:1], w.Published.Units[:1], map[device.Model]int{"a100": 1}
+	w.Models, w.Published.Units, w.Inventory.Free = w.Models[:1], w.Published.Units[:1], map[device.Model]Supply{"a100": {Count: 1}}
 }
 
 // outcome is what the plan says of unit a100-0, in few words.
@@ -225,7 +240,7 @@ var table = []row{
 	{"allocated, told that it failed", with(demand("c", "n2", "a100-0", toldFailed)), "free, nobody wants it", outcome{}},
 	{"allocated", with(demand("c", "n2", "a100-0")), "free and wanted", outcome{Ops: []string{"Create a100-0 c"}}},
 	{"its ready entry was allocated before it was tainted", with(demand("c", "n1", "a100-0-ready")), "free and wanted", outcome{Ops: []string{"Create a100-0 c"}}},
-	{"allocated, the count says that none is left", with(func(w *World) { w.Inventory.Free["a100"] = 0 }, demand("c", "n1", "a100-0")), "free and wanted", outcome{Ops: []string{"Create a100-0 c"}}},
+	{"allocated, the count says that none is left", with(func(w *World) { w.free("a100", 0) }, demand("c", "n1", "a100-0")), "free and wanted", outcome{Ops: []string{"Create a100-0 c"}}},
 	{"allocated for a node whose agent restarts", with(demand("c", "n2", "a100-0"), node("n2", agentAway(time.Minute))), "free and wanted", outcome{Ops: []string{"Create a100-0 c"}}},
 	{"allocated for a node that cannot reach the manager", with(demand("c", "n2", "a100-0"), node("n2", fabricDown)), "free and wanted", outcome{Ops: []string{"Create a100-0 c"}}},
 	{"allocated for a node whose agent is away, label still there", with(demand("c", "n2", "a100-0"), node("n2", agentAway(time.Hour))), "free and wanted", outcome{Notes: 1}},
@@ -246,6 +261,12 @@ var table = []row{
 	{"two allocated in the same moment for the last slot", with(slots(1), demand("c", "n1", "a100-0"), demand("b", "n1", "h100-0")), "free and wanted", outcome{Ops: []string{"Create a100-0 c"}, Notes: 1}},
 	{"allocated for a node where something else failed", with(leased("a100-1", device.Failed, failed("NotUsable", device.BlameNode)), demand("c", "n1", "a100-0")), "free and wanted", outcome{Ops: []string{"Create a100-0 c"}}},
 
+	// A device is there without a lease.
+	{"foreign device, ripe", with(last, stray(time.Hour)), "free, nobody wants it", outcome{Ops: []string{"Create a100-1"}}},
+	{"foreign device, ripe, the manager has no more", with(last, stray(time.Hour), func(w *World) { w.free("a100", 0) }), "foreign", outcome{Ops: []string{"Create a100-0"}}},
+	{"foreign device, ripe, the unit has a claim", with(last, stray(time.Hour), func(w *World) { w.free("a100", 0) }, demand("c", "n2", "a100-0")), "free and wanted", outcome{Ops: []string{"Create a100-0 c", "Create a100-1"}}},
+	{"foreign device, not ripe", with(last, stray(time.Minute)), "free, nobody wants it", outcome{Notes: 1}},
+
 	// The node should have it.
 	{"to be kept, not published so yet", with(last, only("n1"), least(1)), "free, nobody wants it", outcome{}},
 	{"to be kept, tainted just now", with(last, only("n1"), least(1), tainted("a100-0", time.Second)), "free, nobody wants it", outcome{}},
@@ -256,8 +277,8 @@ var table = []row{
 	{"to be kept, agent away", with(last, only("n1"), least(1), tainted("a100-0", time.Minute), node("n1", agentAway(time.Hour))), "free, nobody wants it", outcome{Notes: 1}},
 	{"to be kept, manager out of reach of the node", with(last, only("n1"), least(1), tainted("a100-0", time.Minute), node("n1", fabricDown)), "free, nobody wants it", outcome{Notes: 1}},
 	{"to be kept, the node failed lately", with(last, only("n1"), least(1), tainted("a100-0", time.Minute), leased("a100-1", device.Failed, failed("NotUsable", device.BlameNode))), "free, nobody wants it", outcome{Notes: 1}},
-	{"to be kept, no slot", with(last, only("n1"), least(1), slots(1), tainted("a100-0", time.Minute), leased("h100-1", device.Attached, ofModel("h100"), idle(time.Minute)), func(w *World) { w.Inventory.Free["a100"] = 1 }), "free, nobody wants it", outcome{Notes: 1}},
-	{"to be kept, none left", with(last, only("n1"), least(1), tainted("a100-0", time.Minute), func(w *World) { w.Inventory.Free["a100"] = 0 }), "free, nobody wants it", outcome{Notes: 1}},
+	{"to be kept, no slot", with(last, only("n1"), least(1), slots(1), tainted("a100-0", time.Minute), leased("h100-1", device.Attached, ofModel("h100"), idle(time.Minute)), func(w *World) { w.free("a100", 1) }), "free, nobody wants it", outcome{Notes: 1}},
+	{"to be kept, none left", with(last, only("n1"), least(1), tainted("a100-0", time.Minute), func(w *World) { w.free("a100", 0) }), "free, nobody wants it", outcome{Notes: 1}},
 	{"to be kept by one of two nodes", with(last, least(1), tainted("a100-0", time.Minute)), "to be kept", outcome{Ops: []string{"Create a100-0"}, Notes: 1}},
 	{"kept, coming", with(last, only("n1"), least(1), leased("a100-0", device.Assigned, kept)), "waits", outcome{}},
 	{"kept, coming, agent away", with(last, only("n1"), least(1), leased("a100-0", device.Assigned, kept), node("n1", agentAway(time.Hour))), "asked of nobody, holder away", outcome{Ops: []string{"Drop a100-0"}}},

@@ -16,9 +16,15 @@ const SliceDevices = 64
 // Node's name cannot hold an empty label's dots, and nobody names a Node in our domain.
 const Nowhere = "nowhere." + device.Driver
 
+// mostUnits bounds the pool of a fabric, whatever the manager says is free: entries are permanent, and each
+// costs the API server and the scheduler.
+const mostUnits = 1024
+
 // Model is a kind of pooled device as the configuration describes it.
 type Model struct {
 	Name device.Model
+	// FabricModel is the manager's word for it.
+	FabricModel string
 	// Attributes are published on every entry of the model, under the same names for all models.
 	Attributes map[string]string
 	// Min is how many units each node of the fabric has attached in advance; Max is the most that one node
@@ -37,6 +43,12 @@ type Settings struct {
 	ReadySettle time.Duration
 	// AgentAway is how long an agent may be away, as in a rolling update, before its node is withdrawn.
 	AgentAway time.Duration
+	// ForgetUnit is how long a unit at the end of the pool has been of no use, and named by no claim or lease,
+	// before it is listed no more; 0 is for ever.
+	ForgetUnit time.Duration
+	// Adopt: foreign devices are taken in when they have been attached for AdoptAfter.
+	Adopt      bool
+	AdoptAfter time.Duration
 	// Slots is how many units a node's machine has room for, of all models together; 0 is no limit. NodeSlots
 	// are the nodes that differ.
 	Slots     int
@@ -121,14 +133,34 @@ type Published struct {
 	TaintedSince map[string]time.Time
 }
 
-// Inventory is what the fabric manager said is free.
+// Supply is what the manager said is free of a model.
+type Supply struct {
+	Count int
+	// Devices are the very ones, where the manager lists them (an addressable fabric); else nil.
+	Devices []device.OnFabric
+}
+
+// Inventory is what the fabric manager said.
 type Inventory struct {
-	// Free is the count per model; a model that is missing could not be read and keeps its entries.
-	Free map[device.Model]int
+	// Free is the supply per model; a model that is missing could not be read and keeps its entries.
+	Free map[device.Model]Supply
 	// Leased is, per unit, the fabric device of its lease when the count was asked for: a lease that
 	// is not in it, with that device, may not be reflected in the count.
 	Leased map[device.Unit]string
+	// Attached is what was attached to each machine, all of it, at AttachedAt by this observer's clock; a machine
+	// that is missing could not be read.
+	Attached   map[device.Machine][]device.OnFabric
+	AttachedAt time.Time
 }
+
+// Foreign is a device that is attached to a member's machine without a lease: another's, or a person's doing.
+type Foreign struct {
+	Node   string
+	Device device.OnFabric
+}
+
+// Key names the device where it is.
+func (f Foreign) Key() string { return string(f.Device.Machine) + "/" + f.Device.ID }
 
 // World is what the leader observes.
 type World struct {
@@ -141,10 +173,15 @@ type World struct {
 	Demands   []Demand
 	Nodes     []Node
 	Published Published
+	// UnneededSince is since when each Plan has named the unit in Unneeded. ForeignSince is when what was attached
+	// was read from which on each Plan has named the device in Foreign, by Foreign.Key. This observer has seen it.
+	UnneededSince map[device.Unit]time.Time
+	ForeignSince  map[string]time.Time
 
 	nodes    map[string]*Node           // by name
 	leasesOn map[string][]*device.Lease // by node
-	notes    []string                   // of what concerns no unit
+	foreign  []Foreign
+	notes    []string // of what concerns no unit
 }
 
 // OpKind is what to do with a device lease.
@@ -198,6 +235,11 @@ type Plan struct {
 	Offers   Offers
 	Labels   []NodeLabels
 	Refusals []Refusal
+	// Unneeded are the units that are listed only because a claim could name them, those included that this
+	// Plan does not list any more.
+	Unneeded []device.Unit
+	// Foreign are the devices on our machines that no lease names.
+	Foreign []Foreign
 	// Notes are for people: what is left alone and why.
 	Notes []string
 	// Wake is when to decide anew though nothing changed; zero is never.

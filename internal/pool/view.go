@@ -26,8 +26,12 @@ type view struct {
 	rivals int
 	// holder is the lease's Node, wanted the demand's; nil if there is no such Node.
 	holder, wanted *Node
-	// offered: an unleased unit that the manager's count covers.
-	offered bool
+	// offered: an unleased unit that the manager has. unhealthy: it has it, and says that it is not fit.
+	offered, unhealthy bool
+	// uncertain: whether the manager has it could not be read.
+	uncertain bool
+	// adopt is the foreign device that the unit is to become.
+	adopt *Foreign
 	// kept: min keeps the unit on its node. keepFor: it is free and to be attached to that node in advance.
 	kept    bool
 	keepFor *Node
@@ -52,16 +56,19 @@ func views(w *World) []view {
 	for _, u := range slices.Concat(slices.Sorted(maps.Keys(leases)), slices.Sorted(maps.Keys(demands))) {
 		units.add(u)
 	}
-	offered := map[device.Unit]bool{}
+	of := map[device.Model]count{}
 	for i := range w.Models {
 		c := census{w: w, model: w.Models[i].Name, leases: leases, units: units}
-		c.grow()
-		maps.Copy(offered, c.offered())
+		of[c.model] = c.take()
 	}
+	adopted := adopt(w, leases, demands, units, of)
 	all := make([]view, 0, len(units.list))
 	for _, u := range units.list {
-		v := view{w: w, unit: u, lease: leases[u], offered: offered[u]}
-		v.model = v.modelOf()
+		v := view{w: w, unit: u, lease: leases[u], adopt: adopted[u]}
+		if v.model = v.modelOf(); v.model != nil {
+			n := of[v.model.Name]
+			v.offered, v.unhealthy, v.uncertain = n.offered[u], n.unhealthy[u], !n.known
+		}
 		v.take(demands[u])
 		all = append(all, v)
 	}
@@ -80,7 +87,7 @@ func (v *view) modelOf() *Model {
 			if v.lease.Model == m.Name {
 				return m
 			}
-		} else if _, ok := v.unit.Number(m.Name); ok {
+		} else if v.unit.Of(m.Name) {
 			return m
 		}
 	}
@@ -194,8 +201,9 @@ type place struct {
 	node *Node // nil if there is no such Node
 	// model is nil if the configuration lacks it.
 	model *Model
-	// has is what the node's machine has, or is about to have.
-	has []device.Lease
+	// has is what the node's machine has, or is about to have; foreign counts what it has without a lease.
+	has     []device.Lease
+	foreign int
 }
 
 // place returns the node as a place, with what is planned for it counted in.
@@ -212,6 +220,11 @@ func (w *World) place(name string, m *Model, planned []device.Lease) *place {
 	for _, l := range planned {
 		if l.Node == name {
 			c.has = append(c.has, l)
+		}
+	}
+	for i := range w.foreign {
+		if w.foreign[i].Node == name {
+			c.foreign++
 		}
 	}
 	return c

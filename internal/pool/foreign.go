@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pool
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/cohdi/cohdi-agent/internal/device"
+)
+
+// foreign are the devices on members' machines that no lease names, by node. A machine on which a call may
+// still bring a device, or a lease cannot be read, is left out: what is there may be that lease's.
+func foreign(w *World) []Foreign {
+	ours := map[string]bool{}
+	for i := range w.Leases {
+		ours[w.Leases[i].FabricDevice] = true
+	}
+	var all []Foreign
+	for _, name := range slices.Sorted(maps.Keys(w.nodes)) {
+		n := w.nodes[name]
+		if !n.Member || n.Machine == "" || slices.ContainsFunc(w.Leases, func(l device.Lease) bool {
+			return (l.Machine == n.Machine || l.Node == name && l.Machine == "") && mayBring(&l)
+		}) {
+			continue
+		}
+		for _, d := range w.Inventory.Attached[n.Machine] {
+			if !ours[d.ID] {
+				d.Machine = n.Machine
+				all = append(all, Foreign{Node: name, Device: d})
+			}
+		}
+	}
+	return all
+}
+
+// mayBring: a device of the machine may be this lease's though it does not name it.
+func mayBring(l *device.Lease) bool {
+	switch l.Phase {
+	case device.Assigned, device.Attaching:
+		return l.FabricDevice == ""
+	case device.Failed:
+		return l.FabricDevice == "" && !l.AskedAt.IsZero()
+	case device.Attached, device.Releasing:
+		return false
+	}
+	return true
+}
+
+// adopt finds a unit for each foreign device that is to be taken in: by its identity where devices have units,
+// else one that the manager does not have free and nobody names, else a new one.
+func adopt(w *World, leases map[device.Unit]*device.Lease, demands map[device.Unit][]*Demand, units *order, of map[device.Model]count) map[device.Unit]*Foreign {
+	w.foreign = foreign(w)
+	taken := map[device.Unit]*Foreign{}
+	for i := range w.foreign {
+		f := &w.foreign[i]
+		m, why := w.adoptable(f)
+		if m == nil {
+			w.note("device %s (%s) is attached to node %s without a lease; it is left alone: %s", f.Device.ID, f.Device.Model, f.Node, why)
+			continue
+		}
+		c := census{w: w, model: m.Name, leases: leases, units: units}
+		free := func(u device.Unit) bool {
+			return u.Of(m.Name) && leases[u] == nil && len(demands[u]) == 0 && taken[u] == nil && !of[m.Name].offered[u]
+		}
+		u := device.AddressableUnit(m.Name, f.Device.ID)
+		if w.Inventory.Free[m.Name].Devices == nil {
+			if at := slices.IndexFunc(units.list, free); at >= 0 {
+				u = units.list[at]
+			} else {
+				u = c.nextNumber()
+			}
+		}
+		if c.add(u) && free(u) {
+			taken[u] = f
+		}
+	}
+	return taken
+}
+
+// adoptable returns the model as which the device is to be taken in, or why it is not.
+func (w *World) adoptable(f *Foreign) (*Model, string) {
+	at := slices.IndexFunc(w.Models, func(m Model) bool { return m.FabricModel == f.Device.Model })
+	switch {
+	case !w.Settings.Adopt:
+		return nil, "foreign devices are only reported"
+	case at < 0:
+		return nil, "the configuration has no such model"
+	case f.Device.Health == device.HealthCritical:
+		return nil, "the manager reports it as critical"
+	case f.Device.UUID == "":
+		return nil, "the manager gives no GPU UUID for it"
+	case !w.serves(w.nodes[f.Node]) || w.nodes[f.Node].FabricDown:
+		return nil, "the node's agent is away, or cannot work with the manager"
+	}
+	since := w.ForeignSince[f.Key()]
+	if ripe := since.Add(w.Settings.AdoptAfter); since.IsZero() || w.Inventory.AttachedAt.Before(ripe) {
+		return nil, "it is taken in when it has been there for " + w.Settings.AdoptAfter.String()
+	}
+	return &w.Models[at], ""
+}
