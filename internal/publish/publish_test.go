@@ -418,6 +418,65 @@ func TestPublisher_sends_one_slice_at_a_time(t *testing.T) {
 	})
 }
 
+// TestPublisher_burst: what comes while a slice is under way is sent as one change of each slice, not as many.
+func TestPublisher_burst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer(t)
+		m := begin(t, s)
+		o := offersOf(130) // 1 counter slice, 3 ready, 3 fabric
+		m.publish(t, o)
+		_, generation := s.stored()
+		s.taken()
+		// 130 units are taken and attached one after the other while the first write is under way.
+		under := make(chan struct{})
+		s.set(func(*resourceapi.ResourceSlice) error { <-under; return nil })
+		for i, u := range o.Units {
+			o = taint(taint(o, u.Entry(), pool.NoSchedule), u.ReadyEntry(), pool.NoTaint)
+			m.Publish(t.Context(), o)
+			if i == 0 {
+				synctest.Wait()
+			}
+		}
+		close(under)
+		settle()
+		want := []string{"update 1", "update 1", "update 2", "update 3", "update 4", "update 5", "update 6"}
+		if diff := cmp.Diff(want, s.taken()); diff != "" {
+			t.Errorf("writes (-want +got):\n%s", diff)
+		}
+		if _, now := s.stored(); now != generation {
+			t.Errorf("generation %d became %d: the pool was incomplete for a moment", generation, now)
+		}
+		p, _ := m.Published()
+		for _, u := range o.Units {
+			if p.Effects[u.Entry()] != pool.NoSchedule || p.Effects[u.ReadyEntry()] != pool.NoTaint {
+				t.Fatalf("%s is shown as %q, %q", u, p.Effects[u.Entry()], p.Effects[u.ReadyEntry()])
+			}
+		}
+	})
+}
+
+// TestPublisher_sizes: pools around the limit of a slice are read back in their order, also when they grow or
+// shrink at their end.
+func TestPublisher_sizes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer(t)
+		m := begin(t, s)
+		for _, tc := range []struct{ units, slices int }{{64, 3}, {65, 5}, {128, 5}, {200, 9}, {300, 12}, {128, 5}, {64, 3}, {0, 0}, {65, 5}} {
+			o := offersOf(tc.units)
+			m.publish(t, o)
+			p, ok := m.Published()
+			if all, _ := s.stored(); !ok || !slices.Equal(p.Units, o.Units) || len(all) != tc.slices {
+				t.Errorf("%d units: %d shown, %d slices, want %d", tc.units, len(p.Units), len(all), tc.slices)
+			}
+			s.taken()
+			m.publish(t, o)
+			if again := s.taken(); len(again) > 0 {
+				t.Errorf("%d units: the same again wrote %v", tc.units, again)
+			}
+		}
+	})
+}
+
 func TestPublisher_next_leader_goes_on(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer(t)
