@@ -4,12 +4,13 @@
 // observes claims, device leases, Nodes, the published pool and the manager's counts, decides, and
 // carries out the plan, what withdraws a choice before what takes an allocation back.
 //
-// It holds no truth. A new leader starts from fresh lists; what it remembers (since when a taint was
-// seen, since when an agent was away) starts anew with it and so only makes it wait longer.
+// It holds no truth. A new leader starts from fresh lists; what it remembers (since when a taint was seen, an
+// agent was away, a unit was of no use, a device was foreign) starts anew with it and so only makes it wait longer.
 //
 // Run belongs to one goroutine and ends with its context, which must end before leadership does. Poke
 // may be called from anywhere.
 //
-// A failed step is logged, and decided anew after a moment; nothing is retried blindly. Before a lease
-// is cleared, called back or dropped, the claims are read live and the election is checked.
+// A failed step is logged, and decided anew after a moment; nothing is retried blindly. Before a lease is
+// cleared the claim is read live; before one is called back, or made without a claim, all claims of the unit
+// are, and the election is checked; before one is dropped, the election.
 package leader

@@ -192,3 +192,61 @@ func TestRenamedModel(t *testing.T) {
 		t.Errorf("usable (-want +got):\n%s", diff)
 	}
 }
+
+// TestFlappingInventory: counts that come and go change taints and nothing else.
+func TestFlappingInventory(t *testing.T) {
+	w := calm()
+	w.with(leased("a100-0", device.Attached, serving("c", "a100-0")), demand("c", "n1", "a100-0", toldAttached), leased("a100-1", device.Attached, idle(time.Minute)))
+	w.Settings.ForgetUnit = 24 * time.Hour
+	unread := map[device.Model]Supply{}
+	of := func(a100, h100 int) map[device.Model]Supply {
+		return map[device.Model]Supply{"a100": {Count: a100}, "h100": {Count: h100}}
+	}
+	all, taken := []string{"a100-0", "a100-1", "a100-2", "a100-3", "h100-0", "h100-1"}, []string{"a100-0", "a100-1"}
+	for i, tc := range []struct {
+		free   map[device.Model]Supply
+		usable []string
+	}{
+		{of(2, 2), all}, {unread, all}, {of(0, 0), taken}, {unread, taken}, {of(2, 2), all},
+		{of(1, 0), []string{"a100-0", "a100-1", "a100-2"}}, {of(0, 0), taken}, {of(2, 2), all},
+	} {
+		w.Now = w.Now.Add(30 * time.Second)
+		w.Inventory.Free = tc.free
+		p := Decide(w)
+		if diff := cmp.Diff(w.Published.Units, p.Offers.Units); diff != "" {
+			t.Errorf("step %d: units (-want +got):\n%s", i, diff)
+		}
+		if diff := cmp.Diff(tc.usable, usable(p.Offers)); diff != "" {
+			t.Errorf("step %d: usable (-want +got):\n%s", i, diff)
+		}
+		if diff := cmp.Diff(outcome{}, outcomeOf(p)); diff != "" {
+			t.Errorf("step %d: plan (-want +got):\n%s", i, diff)
+		}
+		publish(&w, p.Offers)
+	}
+}
+
+// BenchmarkDecide: 1,000 nodes, 500 units, half of them leased and claimed.
+func BenchmarkDecide(b *testing.B) {
+	w := calm()
+	w.Models, w.Nodes, w.Published = w.Models[:1], nil, Published{}
+	w.with(least(1))
+	for i := range 1000 {
+		name := fmt.Sprintf("n%d", i)
+		w.Nodes = append(w.Nodes, Node{Name: name, UID: name, Machine: device.Machine(name), Member: true, AgentReady: true})
+	}
+	w.free("a100", 250)
+	for i := range 250 {
+		u, n := device.NumberedUnit("a100", i), fmt.Sprintf("n%d", i)
+		at := attemptOf("c"+n, n, u.Entry())
+		w.Leases = append(w.Leases, device.Lease{
+			Fabric: "0", Unit: u, Model: "a100", Node: n, NodeUID: n, Machine: device.Machine(n), Phase: device.Attached, Attempt: at, FabricDevice: "d" + n, UUID: "GPU-x",
+		})
+		w.Demands = append(w.Demands, Demand{Attempt: at, Reserved: true, Attached: true})
+		w.Inventory.Leased[u] = "d" + n
+	}
+	publish(&w, Decide(w).Offers)
+	for b.Loop() {
+		Decide(w)
+	}
+}

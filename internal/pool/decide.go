@@ -362,6 +362,12 @@ func (v *view) unneeded() bool {
 // names them; their entry is tainted for a while before.
 func keep(w *World, all []view) {
 	var planned []device.Lease
+	at := map[string][]*view{}
+	for i := range all {
+		if v := &all[i]; v.lease != nil {
+			at[v.lease.Node] = append(at[v.lease.Node], v)
+		}
+	}
 	for i := range w.Models {
 		m := &w.Models[i]
 		if m.Min == 0 {
@@ -373,7 +379,7 @@ func keep(w *World, all []view) {
 			if !n.Member || n.Machine == "" {
 				continue
 			}
-			lack := m.Min - keepOn(n, m, all)
+			lack := m.Min - keepOn(n, m, at[name])
 			for ; lack > 0 && len(stock) > 0; lack-- {
 				if c := w.place(name, m, planned); c.closed() != "" {
 					break
@@ -404,10 +410,9 @@ func stockOf(all []view, m *Model) []*view {
 
 // keepOn marks the units that the minimum keeps on the node, and returns how many: those that were attached
 // for it come first.
-func keepOn(n *Node, m *Model, all []view) int {
+func keepOn(n *Node, m *Model, at []*view) int {
 	var here []*view
-	for i := range all {
-		v := &all[i]
+	for _, v := range at {
 		coming := v.phase() == device.Assigned || v.phase() == device.Attaching || v.phase() == device.Attached
 		if coming && v.model == m && v.isHolder(n) && !v.lease.Deleting {
 			here = append(here, v)

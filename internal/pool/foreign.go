@@ -12,16 +12,19 @@ import (
 // foreign are the devices on members' machines that no lease names, by node. A machine on which a call may
 // still bring a device, or a lease cannot be read, is left out: what is there may be that lease's.
 func foreign(w *World) []Foreign {
-	ours := map[string]bool{}
+	ours, open := map[string]bool{}, map[device.Machine]bool{}
 	for i := range w.Leases {
-		ours[w.Leases[i].FabricDevice] = true
+		l := &w.Leases[i]
+		ours[l.FabricDevice] = true
+		if n := w.nodes[l.Node]; l.Machine == "" && n != nil {
+			open[n.Machine] = open[n.Machine] || mayBring(l)
+		}
+		open[l.Machine] = open[l.Machine] || mayBring(l)
 	}
 	var all []Foreign
 	for _, name := range slices.Sorted(maps.Keys(w.nodes)) {
 		n := w.nodes[name]
-		if !n.Member || n.Machine == "" || slices.ContainsFunc(w.Leases, func(l device.Lease) bool {
-			return (l.Machine == n.Machine || l.Node == name && l.Machine == "") && mayBring(&l)
-		}) {
+		if !n.Member || n.Machine == "" || open[n.Machine] {
 			continue
 		}
 		for _, d := range w.Inventory.Attached[n.Machine] {
