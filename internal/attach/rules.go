@@ -10,11 +10,13 @@ import (
 	"github.com/cohdi/cohdi-agent/internal/device"
 )
 
-// rule is one row of the policy: when it applies, its decision is the answer.
+// rule is one row of the policy: when it applies, its decision is the answer. Why is the reason for the row, in
+// docs/policy.md.
 type rule struct {
 	name string
 	when func(*Observation) bool
 	then func(*Observation) Decision
+	why  string
 }
 
 // Next returns the next action for the unit, or what it waits for. An action that just failed is left
@@ -63,12 +65,12 @@ func assigned() []rule {
 	return []rule{
 		{"nobody wants it", (*Observation).unwanted, func(o *Observation) Decision {
 			return o.do(Delete, "its claim is gone and nothing was asked of the fabric")
-		}},
-		{"unknown model", func(o *Observation) bool { return o.FabricModel == "" }, (*Observation).failUnknownModel},
-		{"too late", (*Observation).late, (*Observation).failLate},
-		{"machine busy", func(o *Observation) bool { return o.MachineBusy }, (*Observation).waitForMachine},
-		{"look first", func(o *Observation) bool { return !o.Fresh }, (*Observation).list},
-		{"write ahead", always, (*Observation).storeIntent},
+		}, "Nothing was asked of the fabric, so there is nothing to give back."},
+		{"unknown model", func(o *Observation) bool { return o.FabricModel == "" }, (*Observation).failUnknownModel, "Without the manager's word for the model nothing can be asked; another node may have the newer configuration."},
+		{"too late", (*Observation).late, (*Observation).failLate, "The Pod is placed elsewhere in time, and the scheduler's own 10 minutes do not pass."},
+		{"machine busy", func(o *Observation) bool { return o.MachineBusy }, (*Observation).waitForMachine, "What one call brings could not be told from what another brings."},
+		{"look first", func(o *Observation) bool { return !o.Fresh }, (*Observation).list, "What comes is told by what was there before."},
+		{"write ahead", always, (*Observation).storeIntent, "After a crash the next run must know that the fabric may have been asked, and what was there before."},
 	}
 }
 
@@ -83,57 +85,57 @@ func attaching() []rule {
 		// The call.
 		{"stored and unwanted", asked(func(o *Observation) bool { return o.MaySend && o.unwanted() }), func(o *Observation) Decision {
 			return o.do(Delete, "its claim is gone and nothing was asked of the fabric")
-		}},
-		{"stored, too late", asked(func(o *Observation) bool { return o.MaySend && o.late() }), (*Observation).failLate},
-		{"too late, list fails", func(o *Observation) bool { return o.late() && !o.Fresh && o.ListFault != nil }, (*Observation).failLate},
-		{"machine busy", asked(func(o *Observation) bool { return o.MachineBusy }), (*Observation).waitForMachine},
-		{"look again", func(o *Observation) bool { return !o.Fresh }, (*Observation).list},
+		}, "The call was not sent yet: there is nothing to give back."},
+		{"stored, too late", asked(func(o *Observation) bool { return o.MaySend && o.late() }), (*Observation).failLate, "The call was not sent yet, and there is no time left for it."},
+		{"too late, list fails", func(o *Observation) bool { return o.late() && !o.Fresh && o.ListFault != nil }, (*Observation).failLate, "Nobody can say what came, and the Pod must not wait for the manager to return."},
+		{"machine busy", asked(func(o *Observation) bool { return o.MachineBusy }), (*Observation).waitForMachine, "Changing calls for one machine go one after the other."},
+		{"look again", func(o *Observation) bool { return !o.Fresh }, (*Observation).list, "Only a list that was read after the last change says what is there."},
 		{"stored, machine as it was", asked(func(o *Observation) bool { return o.MaySend && o.unchanged() }), func(o *Observation) Decision {
 			return o.do(SendAttach, "its lease says what is asked for, and the machine is as it was")
-		}},
-		{"stored, not so any more", asked(func(o *Observation) bool { return o.MaySend }), (*Observation).storeIntent},
+		}, "Intent and set before are stored, so whatever comes of the call can be found."},
+		{"stored, not so any more", asked(func(o *Observation) bool { return o.MaySend }), (*Observation).storeIntent, "Something came or went since the set before was stored; it would be taken for the answer."},
 		// Its outcome.
 		{"refused, unwanted", asked(func(o *Observation) bool { return o.refused() && o.unwanted() }), func(o *Observation) Decision {
 			return o.do(Delete, "its claim is gone and the manager attached nothing")
-		}},
-		{"refused for good", asked(func(o *Observation) bool { return o.refused() && !passing(o.Last.Fault) }), (*Observation).failRefused},
-		{"refused, too late", asked(func(o *Observation) bool { return o.refused() && o.late() }), (*Observation).failLate},
+		}, "The manager said that nothing happened, and nobody waits any more."},
+		{"refused for good", asked(func(o *Observation) bool { return o.refused() && !passing(o.Last.Fault) }), (*Observation).failRefused, "The same call would be refused again; the scheduler chooses anew."},
+		{"refused, too late", asked(func(o *Observation) bool { return o.refused() && o.late() }), (*Observation).failLate, "It was refused for now until the time was over."},
 		{"refused for now", asked(func(o *Observation) bool { return o.refused() && o.Now.Before(o.Last.At.Add(o.Settings.Busy)) }), func(o *Observation) Decision {
 			return o.waitUntil(o.Last.At.Add(o.Settings.Busy), "the manager is asked again: %v", o.Last.Fault)
-		}},
-		{"refused, ask again", asked((*Observation).refused), (*Observation).storeIntent},
-		{"one came", asked(func(o *Observation) bool { return o.candidate() != "" }), (*Observation).storeDevice},
-		{"one left meanwhile", asked(func(o *Observation) bool { return o.left() }), (*Observation).storeLeft},
-		{"nothing came in time", asked(func(o *Observation) bool { return o.late() && !o.unwanted() }), (*Observation).failLate},
-		{"unknown, may still come", asked(func(o *Observation) bool { return !o.settled() }), (*Observation).lookWhileUnknown},
+		}, "A busy manager gets a pause before it is asked again."},
+		{"refused, ask again", asked((*Observation).refused), (*Observation).storeIntent, "Nothing happened on the fabric, so asking again cannot bring two."},
+		{"one came", asked(func(o *Observation) bool { return o.candidate() != "" }), (*Observation).storeDevice, "The list has the last word, whatever the call answered; the device that was not there before is ours."},
+		{"one left meanwhile", asked(func(o *Observation) bool { return o.left() }), (*Observation).storeLeft, "If it comes back, it answers this call."},
+		{"nothing came in time", asked(func(o *Observation) bool { return o.late() && !o.unwanted() }), (*Observation).failLate, "The Pod is placed elsewhere; that a device may still come stays stored."},
+		{"unknown, may still come", asked(func(o *Observation) bool { return !o.settled() }), (*Observation).lookWhileUnknown, "Unknown is neither done nor failed: a second call could bring a second device."},
 		{"nothing came, unwanted", asked((*Observation).unwanted), func(o *Observation) Decision {
 			return o.do(Delete, "its claim is gone and nothing was attached")
-		}},
-		{"nothing came, ask again", asked(always), (*Observation).storeIntent},
+		}, "The call can take no effect any more, and nobody waits."},
+		{"nothing came, ask again", asked(always), (*Observation).storeIntent, "The call can take no effect any more; there is time for another."},
 		// The device.
 		{"taken away", func(o *Observation) bool { return o.onFabric() == nil }, func(o *Observation) Decision {
 			return o.fail("Vanished", device.BlameUnit, "the fabric manager no longer lists %s on this machine", o.Lease.FabricDevice)
-		}},
+		}, "Somebody detached it before it could be used."},
 		{"critical", func(o *Observation) bool { return o.onFabric().Health == device.HealthCritical }, func(o *Observation) Decision {
 			return o.fail("DeviceCritical", device.BlameUnit, "the fabric manager reports %s as critical (%s); it stays attached, out of use",
 				o.Lease.FabricDevice, o.onFabric().HealthText)
-		}},
+		}, "It stays attached, out of use, so that the manager does not hand it out again at once."},
 		{"no identity", func(o *Observation) bool { return o.onFabric().UUID == "" }, func(o *Observation) Decision {
 			return o.fail("NoIdentity", device.BlameUnit,
 				"the fabric manager gives no GPU UUID for %s, so it cannot be told from other GPUs of this node", o.Lease.FabricDevice)
-		}},
-		{"seen by all", func(o *Observation) bool { return o.usable(o.onFabric().UUID) != nil }, (*Observation).storeAttached},
-		{"not seen, too late", (*Observation).late, (*Observation).failUnseen},
-		{"no driver", func(o *Observation) bool { return o.unbound() != nil && o.due(Bind) }, (*Observation).bind},
+		}, "It could be mistaken for another GPU of this node."},
+		{"seen by all", func(o *Observation) bool { return o.usable(o.onFabric().UUID) != nil }, (*Observation).storeAttached, "Fabric, bus and driver show the same identity: only then a claim may be told."},
+		{"not seen, too late", (*Observation).late, (*Observation).failUnseen, "It is there and cannot be used on this node; the failure speaks against the node."},
+		{"no driver", func(o *Observation) bool { return o.unbound() != nil && o.due(Bind) }, (*Observation).bind, "The kernel had its time to bind the driver by itself."},
 		{"not in NVML", func(o *Observation) bool { return o.unlisted() != nil && o.due(Discover) }, func(o *Observation) Decision {
 			return o.do(Discover, "%s is on the bus, NVML does not show it yet", o.unlisted().Address)
-		}},
+		}, "The driver's library looks for devices only when it is asked to."},
 		{"not on the bus", func(o *Observation) bool { return o.nothingNew() && o.mayRescan() }, func(o *Observation) Decision {
 			return o.rescan("%s is attached but did not appear on the bus by itself", o.Lease.FabricDevice)
-		}},
+		}, "The kernel had its time to show the device by itself; a device on its way out would come back by a rescan, so that waits."},
 		{"coming", always, func(o *Observation) Decision {
 			return o.waitUntil(o.nextLook(), "%s: %s", o.Lease.FabricDevice, o.unseen())
-		}},
+		}, "Kernel and driver need a moment."},
 	}
 }
 
@@ -147,59 +149,59 @@ func attached() []rule {
 			d := o.store("%s is now at %s", o.Lease.UUID, o.moved().Address)
 			d.Lease.PCI = o.moved().Address
 			return d
-		}},
-		{"unseen, look", unseen(func(o *Observation) bool { return !o.Fresh && o.listDue() }), (*Observation).list},
+		}, "Addresses change, as after a restart of the node; the identity does not."},
+		{"unseen, look", unseen(func(o *Observation) bool { return !o.Fresh && o.listDue() }), (*Observation).list, "The manager says whether it is gone or only out of sight."},
 		{"taken away", unseen(func(o *Observation) bool { return o.Fresh && o.onFabric() == nil }), func(o *Observation) Decision {
 			return o.fail("Vanished", device.BlameUnit, "%s is gone from %s, and the fabric manager no longer lists it on this machine",
 				o.Lease.UUID, o.Lease.PCI)
-		}},
-		{"drained by a former run", unseen(func(o *Observation) bool { return o.blind() && o.due(Undrain) }), (*Observation).undrainBlind},
-		{"no driver", unseen(func(o *Observation) bool { return o.unbound() != nil && o.due(Bind) }), (*Observation).bind},
+		}, "Bus and manager agree that it is gone; a Pod that used it is evicted."},
+		{"drained by a former run", unseen(func(o *Observation) bool { return o.blind() && o.due(Undrain) }), (*Observation).undrainBlind, "The driver hides a drained GPU's identity from a new process; undrained it is seen again."},
+		{"no driver", unseen(func(o *Observation) bool { return o.unbound() != nil && o.due(Bind) }), (*Observation).bind, "It lost its driver and gets it back."},
 		{"not in NVML", unseen(func(o *Observation) bool { return o.unlisted() != nil && o.due(Discover) }), func(o *Observation) Decision {
 			return o.do(Discover, "NVML does not show %s", o.Lease.UUID)
-		}},
+		}, "The driver's library looks for devices only when it is asked to."},
 		{"off the bus", unseen(func(o *Observation) bool { return o.nothingNew() && o.mayRescan() }), func(o *Observation) Decision {
 			return o.rescan("%s is attached but not on the bus", o.Lease.FabricDevice)
-		}},
+		}, "The manager says that it is attached, so a rescan brings it back."},
 		{"unusable", unseen(always), func(o *Observation) Decision {
 			return o.waitUntil(o.nextLook(), "%s cannot be used: %s", o.Lease.UUID, o.unseen())
-		}},
+		}, "It may come back by itself; meanwhile the reason stands here."},
 		{"drained by mistake", func(o *Observation) bool { return o.usable(o.Lease.UUID).Draining && o.due(Undrain) }, func(o *Observation) Decision {
 			return o.do(Undrain, "it was called back and is wanted again")
-		}},
+		}, "A release was begun and called back."},
 		{"still drained", func(o *Observation) bool { return o.usable(o.Lease.UUID).Draining }, func(o *Observation) Decision {
 			return o.waitUntil(o.nextLook(), "the driver still drains it%s", because(o.Tried[Undrain].Err))
-		}},
+		}, "The driver takes a moment, or refuses; it is asked again."},
 		{"tell", func(o *Observation) bool { return o.mustTell() && o.due(Tell) }, func(o *Observation) Decision {
 			return o.do(Tell, "%s can be used", o.Lease.UUID)
-		}},
+		}, "The scheduler waits for this word, and only the holder may say it."},
 		{"telling failed", (*Observation).mustTell, func(o *Observation) Decision {
 			return o.waitUntil(o.nextLook(), "the claim could not be told yet%s", because(o.Tried[Tell].Err))
-		}},
+		}, "The API server refused or did not answer; it is told again."},
 		{"in use", func(o *Observation) bool { return !o.Lease.Attempt.IsZero() }, func(o *Observation) Decision {
 			return o.wait("used by claim %s", o.Lease.Attempt.Claim())
-		}},
+		}, "The claim has it until the leader clears the attempt."},
 		{"still prepared", (*Observation).prepared, func(o *Observation) Decision {
 			return o.wait("its claim is gone, a container may still use it (not unprepared yet)")
-		}},
+		}, "That a claim is gone does not mean that its containers are."},
 		{"stale note", func(o *Observation) bool { return len(o.Lease.PreparedFor) > 0 }, func(o *Observation) Decision {
 			d := o.store("it is no longer prepared")
 			d.Lease.PreparedFor = nil
 			return d
-		}},
+		}, "The kubelet unprepared it, so the note that it was given out is over."},
 		{"wanted back", func(o *Observation) bool { return o.Lease.Deleting }, func(o *Observation) Decision {
 			return o.phase(device.Releasing, "the lease was deleted, which is a wish to release")
-		}},
+		}, "Deleting the lease is a wish to release; the finalizer keeps it until then."},
 		{"idle", func(o *Observation) bool { return !o.Lease.IdleSince.IsZero() }, func(o *Observation) Decision {
 			return o.wait("goes back after the cool-down, or when another node needs it")
-		}},
-		{"who has it open", func(o *Observation) bool { return o.scanDue(o.Settings.Hold) }, (*Observation).findHolders},
-		{"held", (*Observation).held, (*Observation).tellHolders},
+		}, "It waits for a Pod here, or for the leader to call it back."},
+		{"who has it open", func(o *Observation) bool { return o.scanDue(o.Settings.Hold) }, (*Observation).findHolders, "A process may use it without a claim."},
+		{"held", (*Observation).held, (*Observation).tellHolders, "It is not offered while somebody has it open; the lease names who."},
 		{"becomes idle", always, func(o *Observation) Decision {
 			d := o.store("nobody uses it")
 			d.Lease.IdleSince, d.Lease.HeldBy = o.Now, ""
 			return d
-		}},
+		}, "No claim has it, no container, no process: the next Pod gets it at once."},
 	}
 }
 
@@ -213,66 +215,66 @@ func releasing() []rule {
 		return !o.Lease.Attempt.IsZero() && o.Lease.Failure.Reason == "" && o.Lease.UUID != ""
 	}
 	return []rule{
-		{"which one, look", func(o *Observation) bool { return o.Lease.UUID == "" && o.Lease.FabricDevice != "" && !o.Fresh }, (*Observation).list},
+		{"which one, look", func(o *Observation) bool { return o.Lease.UUID == "" && o.Lease.FabricDevice != "" && !o.Fresh }, (*Observation).list, "A release must take the right device, and the list tells its identity."},
 		{"found", func(o *Observation) bool { return o.found() != nil }, func(o *Observation) Decision {
 			d := o.store("%s is at %s", o.identity(), o.found().Address) // a drained GPU is shown no more
 			d.Lease.UUID, d.Lease.PCI = o.identity(), o.found().Address
 			return d
-		}},
+		}, "Where it is now is stored before it is drained, since a drained GPU is shown no more."},
 		{"wanted again, drained", onBus(func(o *Observation) bool {
 			return again(o) && o.usable(o.identity()) != nil && drained(o) && o.due(Undrain)
 		}), func(o *Observation) Decision {
 			return o.do(Undrain, "claim %s was allocated meanwhile", o.Lease.Attempt.Claim())
-		}},
+		}, "An allocation slipped in; the driver takes it back first."},
 		{"wanted again", onBus(again), func(o *Observation) Decision {
 			return o.phase(device.Attached, "claim "+o.Lease.Attempt.Claim()+" was allocated meanwhile")
-		}},
+		}, "An allocation slipped in before it left the bus: it is faster to keep it than to attach again."},
 		{"still prepared", (*Observation).prepared, func(o *Observation) Decision { // off the bus too: a container may have it
 			return o.wait("it is still prepared for a claim")
-		}},
-		{"drained by a former run", onBus(func(o *Observation) bool { return o.blind() && o.due(Undrain) }), (*Observation).undrainBlind},
-		{"who has it open", onBus(func(o *Observation) bool { return !drained(o) && o.scanDue(o.Settings.Look) }), (*Observation).findHolders},
-		{"held", onBus(func(o *Observation) bool { return !drained(o) && o.held() }), (*Observation).tellHolders},
+		}, "A container may use it, even where the bus does not show it."},
+		{"drained by a former run", onBus(func(o *Observation) bool { return o.blind() && o.due(Undrain) }), (*Observation).undrainBlind, "The driver hides a drained GPU's identity from a new process; undrained it is seen again."},
+		{"who has it open", onBus(func(o *Observation) bool { return !drained(o) && o.scanDue(o.Settings.Look) }), (*Observation).findHolders, "A device that somebody has open is never drained."},
+		{"held", onBus(func(o *Observation) bool { return !drained(o) && o.held() }), (*Observation).tellHolders, "It stays until the process ends; the lease names who."},
 		{"drain", onBus(func(o *Observation) bool { return !drained(o) && o.due(Drain) }), func(o *Observation) Decision {
 			return o.do(Drain, "nobody uses it")
-		}},
+		}, "The driver lets it go before it leaves the bus."},
 		{"not drained", onBus(func(o *Observation) bool { return !drained(o) }), func(o *Observation) Decision {
 			return o.waitUntil(o.nextLook(), "the driver did not let it go%s", because(o.Tried[Drain].Err))
-		}},
-		{"opened meanwhile?", onBus(func(o *Observation) bool { return o.scanDue(o.Settings.Look) || o.HoldersAt.Before(o.Tried[Drain].At) }), (*Observation).findHolders},
+		}, "The driver refused, mostly because somebody just opened it; it is asked again."},
+		{"opened meanwhile?", onBus(func(o *Observation) bool { return o.scanDue(o.Settings.Look) || o.HoldersAt.Before(o.Tried[Drain].At) }), (*Observation).findHolders, "Between the last look and the drain somebody may have opened it."},
 		{"opened meanwhile", onBus(func(o *Observation) bool { return o.held() && o.usable(o.identity()) != nil && o.due(Undrain) }), func(o *Observation) Decision {
 			return o.do(Undrain, "it was opened while it was drained")
-		}},
-		{"held on the bus", onBus((*Observation).held), (*Observation).tellHolders},
+		}, "It goes back to whoever opened it, and the release begins anew."},
+		{"held on the bus", onBus((*Observation).held), (*Observation).tellHolders, "Removing an open device hangs the kernel."},
 		{"off the bus", onBus(func(o *Observation) bool { return o.due(Remove) }), func(o *Observation) Decision {
 			return o.do(Remove, "it is drained")
-		}},
+		}, "It is drained and nobody has it open."},
 		{"not off the bus", onBus(always), func(o *Observation) Decision {
 			return o.waitUntil(o.nextLook(), "the kernel did not remove %s%s", o.function().Address, because(o.Tried[Remove].Err))
-		}},
+		}, "The kernel takes a moment, or refuses; it is asked again."},
 		{"not found, ask the driver", func(o *Observation) bool {
 			return o.function() == nil && o.unlisted() != nil && o.Tried[Discover].At.IsZero() && o.Tried[Remove].At.IsZero()
 		}, func(o *Observation) Decision {
 			return o.do(Discover, "%s is on the bus, and may be what goes back", o.unlisted().Address)
-		}},
-		{"machine busy", func(o *Observation) bool { return o.MachineBusy }, (*Observation).waitForMachine},
-		{"look", func(o *Observation) bool { return !o.Fresh }, (*Observation).list},
-		{"unknown, may still go", func(o *Observation) bool { return o.onFabric() != nil && o.unanswered() }, (*Observation).lookWhileUnknown},
+		}, "What is on the bus and unknown to the driver's library may be the device that goes back."},
+		{"machine busy", func(o *Observation) bool { return o.MachineBusy }, (*Observation).waitForMachine, "Changing calls for one machine go one after the other."},
+		{"look", func(o *Observation) bool { return !o.Fresh }, (*Observation).list, "Only a list that was read after the last change says whether it is still attached."},
+		{"unknown, may still go", func(o *Observation) bool { return o.onFabric() != nil && o.unanswered() }, (*Observation).lookWhileUnknown, "A second call could take the device from whoever gets it next."},
 		{"refused for now", func(o *Observation) bool {
 			return o.onFabric() != nil && o.Last != nil && o.Now.Before(o.Last.At.Add(o.Settings.Busy))
-		}, (*Observation).waitForDetach},
+		}, (*Observation).waitForDetach, "A busy manager gets a pause before it is asked again."},
 		{"off the fabric", func(o *Observation) bool { return o.onFabric() != nil }, func(o *Observation) Decision {
 			return o.do(SendDetach, "it is off the bus")
-		}},
+		}, "Nobody uses it and the node has let it go."},
 		{"attach again", func(o *Observation) bool { return !o.Lease.Attempt.IsZero() && !o.Lease.Deleting }, func(o *Observation) Decision {
 			d := o.phase(device.Assigned, "claim "+o.Lease.Attempt.Claim()+" was allocated while it went back")
 			d.Lease.FabricDevice, d.Lease.PCI, d.Lease.UUID = "", device.PCIAddress{}, ""
 			d.Lease.SetBefore, d.Lease.AskedAt, d.Lease.AcquiredAt = nil, time.Time{}, o.Now
 			return d
-		}},
+		}, "A claim was given the unit while it went back: it is served by a new attach."},
 		{"back in the pool", always, func(o *Observation) Decision {
 			return o.do(Delete, "the fabric manager no longer lists it on this machine")
-		}},
+		}, "The manager's list, not its answer, says that it is gone; the lease goes last."},
 	}
 }
 
@@ -285,26 +287,26 @@ func failed() []rule {
 		}
 	}
 	return []rule{
-		{"machine busy", unsettled(func(o *Observation) bool { return o.MachineBusy }), (*Observation).waitForMachine},
-		{"it may have come, look", unsettled(func(o *Observation) bool { return !o.Fresh }), (*Observation).list},
-		{"it came after all", unsettled(func(o *Observation) bool { return o.candidate() != "" }), (*Observation).storeDevice},
-		{"one left meanwhile", unsettled(func(o *Observation) bool { return o.left() }), (*Observation).storeLeft},
-		{"it may still come", unsettled(func(o *Observation) bool { return !o.settled() }), (*Observation).lookWhileUnknown},
+		{"machine busy", unsettled(func(o *Observation) bool { return o.MachineBusy }), (*Observation).waitForMachine, "Changing calls for one machine go one after the other, and what they bring could be mistaken."},
+		{"it may have come, look", unsettled(func(o *Observation) bool { return !o.Fresh }), (*Observation).list, "A call without an answer may have taken effect."},
+		{"it came after all", unsettled(func(o *Observation) bool { return o.candidate() != "" }), (*Observation).storeDevice, "Found, it goes back in the ordinary way instead of staying attached without a lease."},
+		{"one left meanwhile", unsettled(func(o *Observation) bool { return o.left() }), (*Observation).storeLeft, "If it comes back, it answers this call."},
+		{"it may still come", unsettled(func(o *Observation) bool { return !o.settled() }), (*Observation).lookWhileUnknown, "The call may still take effect, so it is not forgotten."},
 		{"not taken back yet", func(o *Observation) bool { return !o.Lease.Attempt.IsZero() }, func(o *Observation) Decision {
 			return o.wait("failed (%s); the scheduler takes the allocation back", o.Lease.Failure.Reason)
-		}},
+		}, "The leader withdraws the choice before it takes the allocation back."},
 		{"back-off", func(o *Observation) bool { return o.Now.Before(o.retryAfter()) && !o.Lease.Deleting }, func(o *Observation) Decision {
 			return o.waitUntil(o.retryAfter(), "failed (%s); tried again after %s", o.Lease.Failure.Reason,
 				o.retryAfter().UTC().Format(time.RFC3339))
-		}},
+		}, "What failed would fail again at once; a bad device stays out of use meanwhile."},
 		{"nothing to give back", func(o *Observation) bool { return o.Lease.FabricDevice == "" }, func(o *Observation) Decision {
 			return o.do(Delete, "the back-off is over and nothing is attached")
-		}},
+		}, "The call can take no effect any more."},
 		{"goes back", always, func(o *Observation) Decision {
 			d := o.phase(device.Releasing, "the back-off is over")
 			d.Lease.Failure = o.Lease.Failure // so that nobody is given it on its way back
 			return d
-		}},
+		}, "The back-off is over: it goes back to the manager, and nobody is given it on its way."},
 	}
 }
 

@@ -46,22 +46,23 @@ type unitRule struct {
 	does, why string
 }
 
-// unitRules is the leader's policy for a unit: who has it, who wants it, what follows.
-func unitRules() []unitRule {
-	free := func(f func(*view) bool) func(*view) bool { // leased, but to no claim
-		return func(v *view) bool { return v.lease != nil && v.lease.Attempt.IsZero() && f(v) }
-	}
-	demanded := func(v *view) bool { return v.demand != nil && v.demand.Reserved && !v.demand.AttachFailed }
-	here := func(v *view) bool { return demanded(v) && v.isHolder(v.wanted) }
-	elsewhere := func(v *view) bool { return demanded(v) && !v.isHolder(v.wanted) }
+// unitRules is the leader's policy for a unit: who has it, who wants it, what follows. The last row applies
+// always.
+func unitRules() []unitRule { return slices.Concat(freeRules(), servingRules(), leasedRules()) }
+
+// What the rules ask of a claim: somebody waits for it, at the unit's own node or at another.
+func demanded(v *view) bool  { return v.demand != nil && v.demand.Reserved && !v.demand.AttachFailed }
+func here(v *view) bool      { return demanded(v) && v.isHolder(v.wanted) }
+func elsewhere(v *view) bool { return demanded(v) && !v.isHolder(v.wanted) }
+
+// Nobody has it.
+func freeRules() []unitRule {
 	return []unitRule{
 		{
 			"unknown phase", func(v *view) bool { return v.lease != nil && !v.lease.Phase.Known() },
 			note("is in a phase that this release does not know: hands off"),
 			"note", "A later release, or nobody, knows what is under way; whatever is done could undo it.",
 		},
-
-		// Nobody has it.
 		{
 			"foreign", func(v *view) bool { return v.adopt != nil }, (*view).createAdopted,
 			"create a lease that names the device", "The device has been attached to the node without a lease for long enough; the node's agent takes it in, and it becomes idle there.",
@@ -78,8 +79,12 @@ func unitRules() []unitRule {
 			"free and wanted", func(v *view) bool { return v.lease == nil }, (*view).createOrRefuse,
 			"create the lease, or refuse", "The lease is what makes the node's agent attach it; where the node takes no more, the claim is taken back.",
 		},
+	}
+}
 
-		// A claim has it.
+// A claim has it.
+func servingRules() []unitRule {
+	return []unitRule{
 		{
 			"its claim is gone", func(v *view) bool { return !v.lease.Attempt.IsZero() && !v.serving }, clearAttempt,
 			"clear the attempt", "The claim was deleted or allocated anew, even under the same UID: nobody waits for this attempt.",
@@ -101,10 +106,17 @@ func unitRules() []unitRule {
 		},
 		{
 			"serving", func(v *view) bool { return v.serving }, nothing,
-			"nothing", "Its holder carries it on. That the claim is unreserved for a moment is a retry of the scheduler, no release.",
+			"nothing", "Its holder carries it on; that the claim is unreserved for a moment is a retry of the scheduler, no release.",
 		},
+	}
+}
 
-		// A node has it, for no claim.
+// A node has it, for no claim.
+func leasedRules() []unitRule {
+	free := func(f func(*view) bool) func(*view) bool {
+		return func(v *view) bool { return v.lease.Attempt.IsZero() && f(v) }
+	}
+	return []unitRule{
 		{
 			"failed and wanted", free(func(v *view) bool { return demanded(v) && v.phase() == device.Failed }),
 			func(v *view, p *Plan) { v.refuse(p, &v.lease.Failure) },

@@ -156,7 +156,7 @@ func onCallRules() []taintRule {
 		},
 		{
 			func(v *view) bool { return v.kept }, NoSchedule, "Kept", "kept for a node's minimum",
-			"It is not taken from there for another node; on its node its ready entry is to be had. Also while in use, so that no other node's claim gets it the moment it is given back.",
+			"It is not taken from there for another node, also not in the moment in which a claim gives it back; on its node the ready entry is to be had.",
 		},
 		{
 			func(v *view) bool { return !v.lease.Attempt.IsZero() }, NoTaint, "", "a claim has it",
