@@ -25,6 +25,7 @@ import (
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-agent/internal/config"
 	"github.com/cohdi/cohdi-agent/internal/device"
 	"github.com/cohdi/cohdi-agent/internal/lease"
 )
@@ -34,6 +35,8 @@ const (
 	ours = "app.kubernetes.io/part-of=" + device.AgentName
 	// agents selects the agents' Pods.
 	agents = "app.kubernetes.io/name=" + device.AgentName
+	// configKey is where the ConfigMap holds the configuration.
+	configKey = "config.yaml"
 	// look is how often leases and Pods are looked at while they go.
 	look = 2 * time.Second
 )
@@ -72,6 +75,9 @@ func Run(ctx context.Context, o Options) error {
 	}
 	if len(uses) > 0 {
 		return &InUseError{Uses: uses}
+	}
+	if err := u.wanted(ctx); err != nil {
+		return err
 	}
 	for _, step := range []func(context.Context) error{u.closeClasses, u.release, u.stopAgents, u.clearNodes, u.clearSlices, u.clearElections, u.letGo} {
 		if err := step(ctx); err != nil {
@@ -125,6 +131,39 @@ func (u *run) uses(ctx context.Context) ([]string, error) {
 	}
 	slices.Sort(uses)
 	return uses, nil
+}
+
+// wanted fails if the configuration makes the agents take units without a claim: what is given back would be
+// taken again at once. A configuration that cannot be read makes the agents do nothing.
+func (u *run) wanted(ctx context.Context) error {
+	cm, err := u.Client.CoreV1().ConfigMaps(device.AgentNamespace).Get(ctx, device.AgentName, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read the agents' configuration: %w", err)
+	}
+	c, err := config.Parse([]byte(cm.Data[configKey]), configKey)
+	if err != nil {
+		u.say("The agents' configuration cannot be read, so it is not known whether they take units without a claim: %v", err)
+		return nil
+	}
+	var keeps []string
+	for _, f := range c.Fabrics {
+		for _, m := range f.Models {
+			if m.MinPerNode > 0 {
+				keeps = append(keeps, fmt.Sprintf("minPerNode of model %s on fabric %s", m.Name, f.ID))
+			}
+		}
+	}
+	if c.ForeignDevices == config.ForeignAdopt {
+		keeps = append(keeps, "foreignDevices: adopt")
+	}
+	if len(keeps) > 0 {
+		return fmt.Errorf("the agents would take units again that they give back: take %s out of ConfigMap %s/%s, wait two minutes until each agent has taken that up, and run this again; nothing was changed",
+			strings.Join(keeps, ", "), device.AgentNamespace, device.AgentName)
+	}
+	return nil
 }
 
 // closeClasses keeps the scheduler from serving new claims while units are on their way back.

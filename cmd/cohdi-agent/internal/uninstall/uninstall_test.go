@@ -202,6 +202,29 @@ func TestRunRefusesWhileInUse(t *testing.T) {
 }
 
 // A claim that was allocated just before the classes were gone stops everything, and says so.
+// TestRunRefusesWhatComesBack: agents that take units without a claim would never be done.
+func TestRunRefusesWhatComesBack(t *testing.T) {
+	const head = "apiVersion: agent.gpu.cohdi.io/v1alpha1\nkind: Config\n"
+	for _, tc := range []struct{ name, config, want string }{
+		{"minimum", head + `fabrics: [{id: "0", manager: fm, endpoint: "https://fm", tenant: t, models: [{name: a100, fabricModel: A, minPerNode: 1}]}]`, "take minPerNode of model a100 on fabric 0 out of ConfigMap cohdi-system/cohdi-agent"},
+		{"foreign devices", head + "foreignDevices: adopt", "take foreignDevices: adopt out of ConfigMap"},
+		{"nothing", head, ""},
+		{"unreadable", "x", ""},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, &corev1.ConfigMap{ObjectMeta: meta(device.AgentNamespace, device.AgentName, nil), Data: map[string]string{"config.yaml": tc.config}})
+			var out strings.Builder
+			err := Run(t.Context(), Options{Client: w, Clock: clock.RealClock{}, Out: &out})
+			if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want) || len(w.asked) > 0) {
+				t.Errorf("%s: %v, asked %v, want %q", tc.name, err, w.asked, tc.want)
+			}
+			if (tc.config == "x") != strings.Contains(out.String(), "cannot be read") {
+				t.Errorf("%s: said %s", tc.name, out.String())
+			}
+		})
+	}
+}
+
 func TestRunRefusesWhenAClaimSlipsIn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
