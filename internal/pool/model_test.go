@@ -3,6 +3,7 @@
 package pool
 
 import (
+	"flag"
 	"fmt"
 	"slices"
 	"strings"
@@ -80,19 +81,26 @@ func (c cluster) entry() string {
 
 // observe is what the leader's loop would show the policy.
 func (c cluster) observe(minimum int) World {
-	w := calm()
-	w.Models, w.Published.Units = w.Models[:1], w.Published.Units[:1]
-	w.Models[0].Attributes, w.Models[0].Min = nil, minimum
+	w := World{
+		Now: now, Fabric: "0",
+		Settings:  Settings{CoolDown: 10 * time.Minute, ReadySettle: 10 * time.Second, AgentAway: 2 * time.Minute},
+		Models:    []Model{{Name: "a100", Min: minimum}},
+		Published: Published{Units: []device.Unit{"a100-0"}, Effects: map[string]Effect{}, TaintedSince: map[string]time.Time{}},
+	}
 	n := 0
 	if c.free {
 		n = 1
 	}
 	w.Inventory.Free = map[device.Model]Supply{"a100": {Count: n}}
-	for i := range w.Nodes {
-		w.Nodes[i].Attachable = map[device.Model]bool{"a100": c.label[i]}
+	for i := range int8(2) {
+		name := nodeName(i)
+		w.Nodes = append(w.Nodes, Node{
+			Name: name, UID: "uid-" + name, Machine: device.Machine("m-" + name), Member: true, AgentReady: true,
+			Attachable: map[device.Model]bool{"a100": c.label[i]},
+		})
 	}
 	if c.away {
-		w.with(node("n1", agentAway(time.Hour)))
+		agentAway(time.Hour)(&w.Nodes[0])
 	}
 	show := func(entry string, effect int8, settled bool) {
 		w.Published.Effects[entry] = []Effect{NoTaint, NoSchedule, NoExecute}[effect]
@@ -207,31 +215,37 @@ func (c cluster) crime(d decision) string {
 	return ""
 }
 
+// next is a cluster and how it comes about.
+type next struct {
+	cluster
+	by string
+}
+
 // leads are the parts of a decision, each of which may be carried out by itself, or later; what takes
 // something away is checked against the API server first, as the loop does.
-func (c cluster) leads(d decision) []cluster {
-	var all []cluster
-	to := func(f func(*cluster)) { n := c; f(&n); all = append(all, n) }
-	to(func(n *cluster) {
+func (c cluster) leads(d decision) []next {
+	var all []next
+	to := func(by string, f func(*cluster)) { n := c; f(&n); all = append(all, next{n.plainly(), by}) }
+	to("leader: entry", func(n *cluster) {
 		if n.onCall != d.onCall {
 			n.onCall, n.onCallSettled = d.onCall, n.onCallSettled && d.onCall != untaintedE && n.onCall != untaintedE
 		}
 	})
-	to(func(n *cluster) {
+	to("leader: ready entry", func(n *cluster) {
 		if n.atOnce != d.atOnce {
 			n.atOnce, n.readSettled = d.atOnce, n.readSettled && d.atOnce != untaintedE && n.atOnce != untaintedE
 		}
 		n.readyNode = d.readyNode
 	})
-	to(func(n *cluster) { n.label = d.label })
+	to("leader: labels", func(n *cluster) { n.label = d.label })
 	live := c.claim != noClaim
 	switch {
 	case d.op == Create && d.lease.kept && live, d.op == Release && live && c.want == c.node, d.op == Clear && c.attempt != gones:
 	case d.op != "":
-		to(func(n *cluster) { n.operated(d) })
+		to("leader: "+string(d.op), func(n *cluster) { n.operated(d) })
 	}
 	if d.refuses {
-		to(func(n *cluster) { n.fail = true })
+		to("leader: refuse", func(n *cluster) { n.fail = true })
 	}
 	return all
 }
@@ -368,20 +382,43 @@ func (c cluster) plainly() cluster {
 	return c
 }
 
+// full makes TestModel walk through everything at once, which takes minutes.
+var full = flag.Bool("full", false, "walk through the whole model at once")
+
+// run is one walk: the node's minimum, and what does not happen in it.
+type run struct {
+	minimum int
+	without []string
+}
+
+// runs together have everything happen, each some of it, in a tenth of the states.
+func runs() []run {
+	if *full {
+		return []run{{0, nil}, {1, nil}}
+	}
+	return []run{
+		{0, []string{"agent goes", "fails by the node"}},
+		{0, []string{"delete the lease", "fails by the node"}},
+		{0, []string{"agent goes", "delete the lease", "vanishes", "manager gives it away"}},
+		{1, []string{"agent goes", "fails by the node"}},
+		{1, []string{"delete the lease", "fails by the node", "vanishes"}},
+	}
+}
+
 // explorer has walked through every cluster that can come about.
 type explorer struct {
-	minimum int
+	run
 	from    map[cluster]cluster
 	how     map[cluster]string
 	decided map[cluster]decision
 }
 
-func explore(t *testing.T, minimum int) *explorer {
+func explore(t *testing.T, r run) *explorer {
 	t.Helper()
 	start := cluster{atOnce: noScheduleE, label: [2]bool{true, true}, free: true}
-	e := &explorer{minimum: minimum, from: map[cluster]cluster{start: start}, how: map[cluster]string{}, decided: map[cluster]decision{}}
+	e := &explorer{run: r, from: map[cluster]cluster{start: start}, how: map[cluster]string{}, decided: map[cluster]decision{}}
 	queue, steps := []cluster{start}, 0
-	all := happenings()
+	all := slices.DeleteFunc(happenings(), func(h happening) bool { return slices.Contains(r.without, h.name) })
 	for len(queue) > 0 {
 		c := queue[0]
 		queue = queue[1:]
@@ -393,13 +430,13 @@ func explore(t *testing.T, minimum int) *explorer {
 				queue = append(queue, n)
 			}
 		}
-		d := c.decide(minimum)
+		d := c.decide(r.minimum)
 		e.decided[c] = d
 		if crime := c.crime(d); crime != "" {
-			t.Fatalf("minimum %d: %s: %+v\n%s", minimum, crime, d, e.trace(c))
+			t.Fatalf("minimum %d: %s: %+v\n%s", r.minimum, crime, d, e.trace(c))
 		}
-		for i, n := range c.leads(d) {
-			add(n, fmt.Sprintf("leader/%d %s", i, d.op))
+		for _, n := range c.leads(d) {
+			add(n.cluster, n.by)
 		}
 		for _, h := range all {
 			if h.can(c) {
@@ -409,7 +446,7 @@ func explore(t *testing.T, minimum int) *explorer {
 			}
 		}
 	}
-	t.Logf("minimum %d: %d clusters by %d steps", minimum, len(e.from), steps)
+	t.Logf("minimum %d without %q: %d clusters by %d steps", r.minimum, r.without, len(e.from), steps)
 	return e
 }
 
@@ -430,9 +467,9 @@ func (e *explorer) goesOn(c cluster, stays bool) (cluster, string) {
 		d = c.decide(e.minimum)
 		e.decided[c] = d
 	}
-	for i, n := range c.leads(d) {
-		if n = n.plainly(); n != c {
-			return n, fmt.Sprintf("leader/%d %s", i, d.op)
+	for _, n := range c.leads(d) {
+		if n.cluster != c {
+			return n.cluster, n.by
 		}
 	}
 	order := []string{
@@ -472,8 +509,8 @@ func (c cluster) rest(minimum int) string {
 // TestModel: no cluster that can come about leads to what must never be, and from each one the unit comes to
 // rest when everybody does what is to be expected.
 func TestModel(t *testing.T) {
-	for _, minimum := range []int{0, 1} {
-		e := explore(t, minimum)
+	for _, r := range runs() {
+		e := explore(t, r)
 		for _, stays := range []bool{true, false} {
 			rests, longest := map[string]int{}, 0
 			ends := map[cluster]string{}
@@ -486,14 +523,14 @@ func TestModel(t *testing.T) {
 					path = append(path, at)
 					n, by := e.goesOn(at, stays)
 					if by == "" {
-						end, known = at.rest(minimum), true
+						end, known = at.rest(r.minimum), true
 						break
 					}
 					at = n
 					end, known = ends[at]
 				}
 				if end == "" {
-					t.Fatalf("minimum %d, claim stays=%v: no rest\n%s\nfrom there:\n%s", minimum, stays, e.trace(c), e.story(c, stays))
+					t.Fatalf("minimum %d, claim stays=%v: no rest\n%s\nfrom there:\n%s", r.minimum, stays, e.trace(c), e.story(c, stays))
 				}
 				for _, p := range path {
 					ends[p] = end
@@ -501,7 +538,7 @@ func TestModel(t *testing.T) {
 				longest = max(longest, len(path))
 				rests[end]++
 			}
-			t.Logf("minimum %d, claim stays=%v: rests %v, the longest way has at least %d steps", minimum, stays, rests, longest)
+			t.Logf("  claim stays=%v: rests %v, the longest way has at least %d steps", stays, rests, longest)
 		}
 	}
 }

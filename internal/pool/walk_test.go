@@ -102,8 +102,11 @@ func TestEveryCombination(t *testing.T) {
 
 // pointless tells combinations of what there is none of: an attempt on no lease, use of what is not attached.
 func pointless(at []int) bool {
-	lease, attempt, use, minimum, deleting, holder, entry := at[0], at[1], at[2], at[3], at[4], at[5], at[8]
+	lease, attempt, use, minimum, deleting, holder, b, entry, labels := at[0], at[1], at[2], at[3], at[4], at[5], at[7], at[8], at[10]
 	const none, attached, justNow = 0, 3, 1
+	if minimum > 0 && (b > 2 || labels > 0) { // the model goes further
+		return true
+	}
 	return lease == none && (attempt > 0 || minimum > 1 || deleting > 0 || holder > 3) || lease != attached && use > 0 ||
 		lease != none && entry == justNow // since when counts for what is free
 }
