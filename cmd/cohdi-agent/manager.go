@@ -159,7 +159,7 @@ func (m managerOfFabric) Attached(ctx context.Context, machines []device.Machine
 	var lists map[device.Machine][]device.OnFabric
 	err := m.time("ListAttached", func() error {
 		var failed map[device.Machine]error
-		lists, failed = m.Manager.ListAttached(ctx, machines)
+		lists, failed = m.ListAttached(ctx, machines)
 		return errors.Join(slices.Collect(maps.Values(failed))...)
 	})
 	if err != nil {

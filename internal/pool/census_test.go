@@ -207,8 +207,14 @@ func TestFlappingInventory(t *testing.T) {
 		free   map[device.Model]Supply
 		usable []string
 	}{
-		{of(2, 2), all}, {unread, all}, {of(0, 0), taken}, {unread, taken}, {of(2, 2), all},
-		{of(1, 0), []string{"a100-0", "a100-1", "a100-2"}}, {of(0, 0), taken}, {of(2, 2), all},
+		{of(2, 2), all},
+		{unread, all},
+		{of(0, 0), taken},
+		{unread, taken},
+		{of(2, 2), all},
+		{of(1, 0), []string{"a100-0", "a100-1", "a100-2"}},
+		{of(0, 0), taken},
+		{of(2, 2), all},
 	} {
 		w.Now = w.Now.Add(30 * time.Second)
 		w.Inventory.Free = tc.free

@@ -46,8 +46,10 @@ func mayBring(l *device.Lease) bool {
 		return l.FabricDevice == "" && !l.AskedAt.IsZero()
 	case device.Attached, device.Releasing:
 		return false
+	case device.Unreadable:
+		return true
 	}
-	return true
+	return true // whatever a later release does there
 }
 
 // adopt finds a unit for each foreign device that is to be taken in: by its identity where devices have units,

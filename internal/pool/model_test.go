@@ -513,34 +513,50 @@ func TestModel(t *testing.T) {
 		e := explore(t, r)
 		for _, stays := range []bool{true, false} {
 			rests, longest := map[string]int{}, 0
-			ends := map[cluster]string{}
+			ways := map[cluster]way{}
 			for c := range e.from {
-				var path []cluster
-				seen := map[cluster]bool{}
-				end, known := ends[c]
-				for at := c; !known && !seen[at]; {
-					seen[at] = true
-					path = append(path, at)
-					n, by := e.goesOn(at, stays)
-					if by == "" {
-						end, known = at.rest(r.minimum), true
-						break
-					}
-					at = n
-					end, known = ends[at]
-				}
-				if end == "" {
+				if !e.follow(c, stays, ways) {
 					t.Fatalf("minimum %d, claim stays=%v: no rest\n%s\nfrom there:\n%s", r.minimum, stays, e.trace(c), e.story(c, stays))
 				}
-				for _, p := range path {
-					ends[p] = end
-				}
-				longest = max(longest, len(path))
-				rests[end]++
+				longest = max(longest, ways[c].steps)
+				rests[ways[c].end]++
 			}
-			t.Logf("  claim stays=%v: rests %v, the longest way has at least %d steps", stays, rests, longest)
+			t.Logf("  claim stays=%v: rests %v, the longest way has %d steps", stays, rests, longest)
 		}
 	}
+}
+
+// way is as what a cluster comes to rest, and in how many steps.
+type way struct {
+	end   string
+	steps int
+}
+
+// follow goes on from a cluster until it comes to rest, and stores the way of each in between; false if it never
+// rests.
+func (e *explorer) follow(c cluster, stays bool, ways map[cluster]way) bool {
+	var path []cluster
+	for seen := map[cluster]bool{}; !seen[c]; {
+		known, ok := ways[c]
+		if !ok {
+			n, by := e.goesOn(c, stays)
+			if by != "" {
+				seen[c] = true
+				path = append(path, c)
+				c = n
+				continue
+			}
+			if known.end = c.rest(e.minimum); known.end == "" {
+				return false
+			}
+			ways[c] = known
+		}
+		for i, p := range path {
+			ways[p] = way{end: known.end, steps: known.steps + len(path) - i}
+		}
+		return true
+	}
+	return false
 }
 
 func (e *explorer) story(c cluster, stays bool) string {

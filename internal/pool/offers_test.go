@@ -221,7 +221,7 @@ func TestLabels(t *testing.T) {
 		{"something spoke against the node, long ago", with(nodeFailed, func(w *World) { w.Leases[0].Failure.RetryAfter = ago(time.Second) }), true, true, false},
 		{"one unit failed", with(leased("a100-0", device.Failed, failed("Rejected", device.BlameUnit))), true, true, false},
 		{"a second unit failed", with(leased("a100-0", device.Failed, failed("Rejected", device.BlameUnit)), leased("a100-1", device.Failed, failed("Rejected", device.BlameUnit))), false, false, false},
-		{"a second unit failed, of another model", with(leased("a100-0", device.Failed, failed("Rejected", device.BlameUnit)), leased("h100-0", device.Failed, ofModel("h100"), failed("Rejected", device.BlameUnit))), false, false, false},
+		{"a second unit failed, of another model", with(leased("a100-0", device.Failed, failed("Rejected", device.BlameUnit)), leased("h100-0", device.Failed, ofH100, failed("Rejected", device.BlameUnit))), false, false, false},
 		{"a second unit failed, long ago", with(leased("a100-0", device.Failed, failed("Rejected", device.BlameUnit)), leased("a100-1", device.Failed, failed("Rejected", device.BlameUnit), func(l *device.Lease) { l.Failure.RetryAfter = ago(time.Second) })), true, true, false},
 		{"full, but what failed holds nothing", with(most(1), leased("a100-0", device.Failed, failed("Rejected", device.BlameUnit))), true, true, false},
 		{"full by a device in quarantine", with(most(1), leased("a100-0", device.Failed, failed("DeviceCritical", device.BlameUnit), became)), false, true, false},

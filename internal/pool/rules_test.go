@@ -170,7 +170,7 @@ func exclude(model int, other device.Model) mod {
 	return func(w *World) { w.Models[model].Excludes = []device.Model{other} }
 }
 
-func ofModel(m device.Model) func(*device.Lease) { return func(l *device.Lease) { l.Model = m } }
+func ofH100(l *device.Lease) { l.Model = "h100" }
 
 // stray says that device d-9 has been attached to n1 for that long without a lease, and may be taken in.
 func stray(d time.Duration) mod {
@@ -254,9 +254,9 @@ var table = []row{
 	{"allocated to two claims", with(demand("c", "n1", "a100-0", allocated("2026-01-02T03:04:01Z")), demand("b", "n2", "a100-0", allocated("2026-01-02T03:04:00Z"))), "free and wanted", outcome{Ops: []string{"Create a100-0 b"}, Notes: 1}},
 	{"allocated to two claims, nobody waits for the older", with(demand("c", "n1", "a100-0", allocated("2026-01-02T03:04:01Z")), demand("b", "n2", "a100-0", allocated("2026-01-02T03:04:00Z"), toldFailed)), "free and wanted", outcome{Ops: []string{"Create a100-0 c"}, Notes: 1}},
 
-	{"allocated for a node whose slots are taken", with(slots(1), leased("h100-1", device.Attached, ofModel("h100"), serving("b", "h100-1")), demand("b", "n1", "h100-1", toldAttached), demand("c", "n1", "a100-0"), node("n1", withdrawn)), "free and wanted", outcome{Refusals: []string{"NoSlot: c/a100-0"}}},
-	{"allocated for a node whose slots are taken, label still there", with(slots(1), leased("h100-1", device.Attached, ofModel("h100"), serving("b", "h100-1")), demand("b", "n1", "h100-1", toldAttached), demand("c", "n1", "a100-0")), "free and wanted", outcome{Notes: 1}},
-	{"allocated beside a model that excludes it", with(exclude(1, "a100"), leased("h100-1", device.Attached, ofModel("h100"), serving("b", "h100-1")), demand("b", "n1", "h100-1", toldAttached), demand("c", "n1", "a100-0"), node("n1", withdrawn)), "free and wanted", outcome{Refusals: []string{"ModelsExclude: c/a100-0"}}},
+	{"allocated for a node whose slots are taken", with(slots(1), leased("h100-1", device.Attached, ofH100, serving("b", "h100-1")), demand("b", "n1", "h100-1", toldAttached), demand("c", "n1", "a100-0"), node("n1", withdrawn)), "free and wanted", outcome{Refusals: []string{"NoSlot: c/a100-0"}}},
+	{"allocated for a node whose slots are taken, label still there", with(slots(1), leased("h100-1", device.Attached, ofH100, serving("b", "h100-1")), demand("b", "n1", "h100-1", toldAttached), demand("c", "n1", "a100-0")), "free and wanted", outcome{Notes: 1}},
+	{"allocated beside a model that excludes it", with(exclude(1, "a100"), leased("h100-1", device.Attached, ofH100, serving("b", "h100-1")), demand("b", "n1", "h100-1", toldAttached), demand("c", "n1", "a100-0"), node("n1", withdrawn)), "free and wanted", outcome{Refusals: []string{"ModelsExclude: c/a100-0"}}},
 	{"allocated beside a model that excludes it, in the same moment", with(exclude(1, "a100"), demand("c", "n1", "a100-0"), demand("b", "n1", "h100-0")), "free and wanted", outcome{Ops: []string{"Create a100-0 c"}, Notes: 1}},
 	{"two allocated in the same moment for the last slot", with(slots(1), demand("c", "n1", "a100-0"), demand("b", "n1", "h100-0")), "free and wanted", outcome{Ops: []string{"Create a100-0 c"}, Notes: 1}},
 	{"allocated for a node where something else failed", with(leased("a100-1", device.Failed, failed("NotUsable", device.BlameNode)), demand("c", "n1", "a100-0")), "free and wanted", outcome{Ops: []string{"Create a100-0 c"}}},
@@ -277,8 +277,9 @@ var table = []row{
 	{"to be kept, agent away", with(last, only("n1"), least(1), tainted("a100-0", time.Minute), node("n1", agentAway(time.Hour))), "free, nobody wants it", outcome{Notes: 1}},
 	{"to be kept, manager out of reach of the node", with(last, only("n1"), least(1), tainted("a100-0", time.Minute), node("n1", fabricDown)), "free, nobody wants it", outcome{Notes: 1}},
 	{"to be kept, the node failed lately", with(last, only("n1"), least(1), tainted("a100-0", time.Minute), leased("a100-1", device.Failed, failed("NotUsable", device.BlameNode))), "free, nobody wants it", outcome{Notes: 1}},
-	{"to be kept, no slot", with(last, only("n1"), least(1), slots(1), tainted("a100-0", time.Minute), leased("h100-1", device.Attached, ofModel("h100"), idle(time.Minute)), func(w *World) { w.free("a100", 1) }), "free, nobody wants it", outcome{Notes: 1}},
+	{"to be kept, no slot", with(last, only("n1"), least(1), slots(1), tainted("a100-0", time.Minute), leased("h100-1", device.Attached, ofH100, idle(time.Minute)), func(w *World) { w.free("a100", 1) }), "free, nobody wants it", outcome{Notes: 1}},
 	{"to be kept, none left", with(last, only("n1"), least(1), tainted("a100-0", time.Minute), func(w *World) { w.free("a100", 0) }), "free, nobody wants it", outcome{Notes: 1}},
+	{"to be kept beside another", with(only("n1"), least(2), leased("a100-1", device.Attached, serving("b", "a100-1")), demand("b", "n1", "a100-1", toldAttached), leased("a100-2", device.Releasing), leased("a100-3", device.Failed, failed("Rejected", device.BlameUnit)), tainted("a100-0", time.Minute)), "to be kept", outcome{Ops: []string{"Create a100-0"}}},
 	{"to be kept by one of two nodes", with(last, least(1), tainted("a100-0", time.Minute)), "to be kept", outcome{Ops: []string{"Create a100-0"}, Notes: 1}},
 	{"kept, coming", with(last, only("n1"), least(1), leased("a100-0", device.Assigned, kept)), "waits", outcome{}},
 	{"kept, coming, agent away", with(last, only("n1"), least(1), leased("a100-0", device.Assigned, kept), node("n1", agentAway(time.Hour))), "asked of nobody, holder away", outcome{Ops: []string{"Drop a100-0"}}},
