@@ -398,7 +398,7 @@ func runs() []run {
 	}
 	return []run{
 		{0, []string{"agent goes", "fails by the node"}},
-		{0, []string{"delete the lease", "fails by the node"}},
+		{0, []string{"delete the lease", "fails by the node", "scheduler tries again", "manager gives it away"}},
 		{0, []string{"agent goes", "delete the lease", "vanishes", "manager gives it away"}},
 		{1, []string{"agent goes", "fails by the node"}},
 		{1, []string{"delete the lease", "fails by the node", "vanishes"}},

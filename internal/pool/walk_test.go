@@ -104,7 +104,7 @@ func TestEveryCombination(t *testing.T) {
 func pointless(at []int) bool {
 	lease, attempt, use, minimum, deleting, holder, b, entry, labels := at[0], at[1], at[2], at[3], at[4], at[5], at[7], at[8], at[10]
 	const none, attached, justNow = 0, 3, 1
-	if minimum > 0 && (b > 2 || labels > 0) { // the model goes further
+	if minimum > 0 && (b > 0 || labels > 0) { // the model goes further
 		return true
 	}
 	return lease == none && (attempt > 0 || minimum > 1 || deleting > 0 || holder > 3) || lease != attached && use > 0 ||
