@@ -120,7 +120,7 @@ timings: {forgetUnit: 48h, adoptAfter: 1h}
 	}
 	want := defaults()
 	want.Fabrics = []Fabric{{
-		ID: "lab", Manager: ManagerFM, Endpoint: "https://fm", Tenant: "t", Credentials: "/etc/cohdi-agent/fabrics/lab", Settle: time.Minute,
+		ID: "lab", Manager: ManagerFM, Endpoint: "https://fm", Tenant: "t", Credentials: "/etc/cohdi-agent/fabrics/lab", CallTimeout: 3 * time.Minute, Settle: time.Minute,
 		SlotsPerNode: 8, Slots: map[string]int{"node-1": 4},
 		Models: []Model{
 			{Name: "a100", FabricModel: "A", MinPerNode: 1, MaxPerNode: 4, Excludes: []device.Model{"l40s"}},
