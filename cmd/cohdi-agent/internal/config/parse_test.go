@@ -106,7 +106,7 @@ func TestParseLimits(t *testing.T) {
 - id: lab
   manager: fm
   endpoint: https://fm
-  tenant: t
+  tenant: 3b5d7a52-0000-4000-8000-000000000001
   slotsPerNode: 8
   slots: {node-1: 4}
   models:
@@ -120,7 +120,7 @@ timings: {forgetUnit: 48h, adoptAfter: 1h}
 	}
 	want := defaults()
 	want.Fabrics = []Fabric{{
-		ID: "lab", Manager: ManagerFM, Endpoint: "https://fm", Tenant: "t", Credentials: "/etc/cohdi-agent/fabrics/lab", CallTimeout: 3 * time.Minute, Settle: time.Minute,
+		ID: "lab", Manager: ManagerFM, Endpoint: "https://fm", Tenant: "3b5d7a52-0000-4000-8000-000000000001", Credentials: "/etc/cohdi-agent/fabrics/lab", CallTimeout: 3 * time.Minute, Settle: time.Minute,
 		SlotsPerNode: 8, Slots: map[string]int{"node-1": 4},
 		Models: []Model{
 			{Name: "a100", FabricModel: "A", MinPerNode: 1, MaxPerNode: 4, Excludes: []device.Model{"l40s"}},

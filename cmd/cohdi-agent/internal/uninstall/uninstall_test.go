@@ -206,7 +206,7 @@ func TestRunRefusesWhileInUse(t *testing.T) {
 func TestRunRefusesWhatComesBack(t *testing.T) {
 	const head = "apiVersion: agent.gpu.cohdi.io/v1alpha1\nkind: Config\n"
 	for _, tc := range []struct{ name, config, want string }{
-		{"minimum", head + `fabrics: [{id: "0", manager: fm, endpoint: "https://fm", tenant: t, models: [{name: a100, fabricModel: A, minPerNode: 1}]}]`, "take minPerNode of model a100 on fabric 0 out of ConfigMap cohdi-system/cohdi-agent"},
+		{"minimum", head + `fabrics: [{id: "0", manager: fm, endpoint: "https://fm", tenant: 3b5d7a52-0000-4000-8000-000000000001, models: [{name: a100, fabricModel: A, minPerNode: 1}]}]`, "take minPerNode of model a100 on fabric 0 out of ConfigMap cohdi-system/cohdi-agent"},
 		{"foreign devices", head + "foreignDevices: adopt", "take foreignDevices: adopt out of ConfigMap"},
 		{"nothing", head, ""},
 		{"unreadable", "x", ""},
