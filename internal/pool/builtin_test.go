@@ -49,7 +49,7 @@ func TestBuiltInAttributesAreThoseOfAFabric(t *testing.T) {
 		models := []Model{{Name: "a100", Attributes: attributes}}
 		plan := Decide(World{
 			Now: time.Unix(1000, 0), Fabric: "0", Models: models,
-			Inventory: Inventory{Free: map[device.Model]int{"a100": 1}},
+			Inventory: Inventory{Free: map[device.Model]Supply{"a100": {Count: 1}}},
 		})
 		entries := slices.Concat(slices.Concat(plan.Offers.Ready...), slices.Concat(plan.Offers.OnCall...))
 		if len(entries) != 2 {
