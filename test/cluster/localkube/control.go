@@ -21,10 +21,17 @@ const (
 	simulator         = "sim"
 )
 
+// auditPolicy tells who wrote what when. What became of a claim's status is kept with it: from that one sees
+// when a claim was allocated and when it was told that its device can be used, by one clock.
 const auditPolicy = `apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
-rules: [{level: Metadata}]
+omitManagedFields: true
+rules:
+- level: RequestResponse
+  verbs: [update, patch]
+  resources: [{group: resource.k8s.io, resources: [resourceclaims/status]}]
+- level: Metadata
 `
 
 // kubeletAccess lets the API server's client certificate reach the kubelets, for logs and exec.
@@ -133,6 +140,8 @@ func (c *Cluster) apiserverProcess() process {
 		"--kubelet-client-key=" + c.pkiFile("apiserver-kubelet-client.key"),
 		"--kubelet-preferred-address-types=InternalIP",
 		"--audit-policy-file=" + c.auditPolicyFile(), "--audit-log-path=" + c.AuditLog(),
+		// It is read as one file.
+		"--audit-log-maxsize=4096",
 	}}
 }
 
