@@ -43,6 +43,9 @@ type Config struct {
 	Policies simapi.Policies `json:"policies"`
 	// Hotplug is the mode of machines that do not say their own.
 	Hotplug string `json:"hotplug,omitempty"`
+	// Ephemeral keeps the chassis in memory only: a restart of the simulator begins afresh, and no write to a disk
+	// takes part in how long the manager takes.
+	Ephemeral bool `json:"ephemeral,omitempty"`
 	// Seed of the random picks.
 	Seed uint64 `json:"seed,omitempty"`
 
@@ -84,6 +87,9 @@ type Machine struct {
 	NetnsPIDs []string `json:"netnsPIDs,omitempty"`
 	// NoDriver leaves the GPU driver out: no library, no device nodes, devices stay unbound.
 	NoDriver bool `json:"noDriver,omitempty"`
+	// NoNode leaves all of the node out, driver included: the machine is there for the fabric only, and nothing ever
+	// appears on its bus. There can be thousands of those.
+	NoNode bool `json:"noNode,omitempty"`
 }
 
 // Device is a pooled GPU, or Count like ones.
@@ -183,6 +189,9 @@ func (c *Config) setDefaults() {
 	}
 	for i := range c.Machines {
 		def(&c.Machines[i].Slots, 8)
+		if c.Machines[i].NoNode {
+			c.Machines[i].NoDriver, c.Machines[i].Hotplug = true, simapi.HotplugRescan // by nobody
+		}
 		def(&c.Machines[i].Hotplug, c.Hotplug)
 	}
 }

@@ -34,13 +34,18 @@ type Face struct {
 	tokens  Tokens
 	tenant  string
 	fabrics map[int]string
+	// numbers are the machines' places in the list, by uuid.
+	numbers map[string]int
 }
 
 // New puts the face in front of a core.
 func New(c *core.Core, tokens Tokens, cfg *config.Config) *Face {
-	f := &Face{core: c, tokens: tokens, tenant: cfg.Tenant, fabrics: map[int]string{}}
+	f := &Face{core: c, tokens: tokens, tenant: cfg.Tenant, fabrics: map[int]string{}, numbers: map[string]int{}}
 	for _, fabric := range cfg.Fabrics {
 		f.fabrics[fabric.ID] = fabric.UUID
+	}
+	for i := range cfg.Machines {
+		f.numbers[cfg.Machines[i].UUID] = i + 1
 	}
 	return f
 }
@@ -95,9 +100,10 @@ func (f *Face) get(w http.ResponseWriter, r *http.Request) {
 
 // find answers 404 itself. Machines are known by uuid only, as the real manager does.
 func (f *Face) find(w http.ResponseWriter, r *http.Request) (core.MachineView, int, bool) {
-	for i, v := range f.core.Machines() {
-		if v.UUID == r.PathValue("machine") {
-			return v, i + 1, true
+	uuid := r.PathValue("machine")
+	if n, known := f.numbers[uuid]; known {
+		if v, err := f.core.Machine(uuid); err == nil {
+			return v, n, true
 		}
 	}
 	refuse(w, http.StatusNotFound, "machine not found", nil)

@@ -87,15 +87,18 @@ func New(ctx context.Context, cfg *config.Config, clk clock.WithTicker) (*Simula
 	if err := s.setReady(false); err != nil {
 		return nil, err
 	}
-	numbers, err := hostroot.Numbers(cfg.Dir, len(cfg.Devices)+numbersPerMachine*len(cfg.Machines))
+	numbers, err := deviceNumbers(cfg)
 	if err != nil {
 		return nil, err
 	}
-	s.core, err = core.New(ctx, cfg, core.Options{
-		Clock: clk, Judge: procfs.Proc("/proc"), StatePath: filepath.Join(cfg.Dir, "state.json"), Numbers: numbers,
-		Hooks: core.Hooks{Changed: s.changed, XID: s.xid},
-	})
-	if err != nil {
+	options := core.Options{Clock: clk, Numbers: numbers, Hooks: core.Hooks{Changed: s.changed, XID: s.xid}}
+	if nodes(cfg) > 0 {
+		options.Judge = procfs.Proc("/proc")
+	}
+	if !cfg.Ephemeral {
+		options.StatePath = filepath.Join(cfg.Dir, "state.json")
+	}
+	if s.core, err = core.New(ctx, cfg, options); err != nil {
 		return nil, err
 	}
 	if err := s.makeMachines(numbers[len(cfg.Devices):]); err != nil {
@@ -104,15 +107,39 @@ func New(ctx context.Context, cfg *config.Config, clk clock.WithTicker) (*Simula
 	return s, s.listen()
 }
 
+// nodes is how many machines have a node.
+func nodes(cfg *config.Config) int {
+	n := 0
+	for i := range cfg.Machines {
+		if !cfg.Machines[i].NoNode {
+			n++
+		}
+	}
+	return n
+}
+
+// deviceNumbers are those of the devices and of the drivers' own nodes. Where nobody could open a device none is needed.
+func deviceNumbers(cfg *config.Config) ([]core.Number, error) {
+	if nodes(cfg) == 0 {
+		return make([]core.Number, len(cfg.Devices)), nil
+	}
+	return hostroot.Numbers(cfg.Dir, len(cfg.Devices)+numbersPerMachine*nodes(cfg))
+}
+
 func (s *Simulator) makeMachines(numbers []core.Number) error {
-	for i, v := range s.core.Machines() {
+	for _, v := range s.core.Machines() {
+		if v.NoNode {
+			continue
+		}
+		control, uvm := numbers[0], numbers[1]
+		numbers = numbers[numbersPerMachine:]
 		dir := filepath.Join(s.cfg.Dir, "machines", v.Name)
 		for _, globs := range [][]string{v.Netns, v.NetnsPIDs} {
 			for j := range globs {
 				globs[j] = strings.ReplaceAll(globs[j], "{dir}", s.cfg.Dir)
 			}
 		}
-		root, err := hostroot.New(dir, v, s.core, numbers[2*i], numbers[2*i+1])
+		root, err := hostroot.New(dir, v, s.core, control, uvm)
 		if err != nil {
 			return err
 		}
@@ -163,6 +190,9 @@ func (s *Simulator) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	s.ctx.set(ctx)
 	for _, m := range s.cfg.Machines {
+		if m.NoNode {
+			continue
+		}
 		g.Go(func() error { return s.roots[m.Name].Watch(ctx) })
 		s.sync(ctx, m.Name)
 	}

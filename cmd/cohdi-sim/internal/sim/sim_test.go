@@ -51,7 +51,12 @@ func start(t *testing.T, dir string) *bench {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to make device nodes")
 	}
-	cfg, err := config.Parse([]byte(chassis))
+	return startChassis(t, dir, chassis)
+}
+
+func startChassis(t *testing.T, dir, description string) *bench {
+	t.Helper()
+	cfg, err := config.Parse([]byte(description))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -337,4 +342,42 @@ func TestSimulator_hangingRequestEndsWithIt(t *testing.T) {
 	})
 	b.stop()
 	<-ended
+}
+
+// Machines for the fabric only need no root, no device numbers and no directories, so there can be more than a kernel has
+// numbers for; their devices come and go, and nothing of it is kept.
+func TestMachines_without_nodes(t *testing.T) {
+	dir := t.TempDir()
+	description := strings.Replace(chassis, "[{name: n1, uuid: m-1}, {name: n2, uuid: m-2}]", "[{name: n1, uuid: m-1, noNode: true}, {name: n2, uuid: m-2, noNode: true}]", 1)
+	description = strings.Replace(description, "count: 2", "count: 1500", 1) + "ephemeral: true\n"
+	b := startChassis(t, dir, description)
+	b.login()
+	status, body, err := b.update("PATCH", oneA)
+	if err != nil || status != 200 {
+		t.Fatalf("attach: %d %s, %v", status, body, err)
+	}
+	if status, body, err = b.do("GET", "/fabric_manager/api/v1/machines/m-1?tenant_uuid=t-1", "", ""); err != nil || status != 200 || !strings.Contains(body, "GPU-") {
+		t.Errorf("list: %d %s, %v", status, body, err)
+	}
+	state, err := b.State(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range state.Devices {
+		if d.Phase != simapi.PhaseAttached {
+			continue
+		}
+		if d.OnBus || d.Bound {
+			t.Errorf("%s is on the bus of a machine without a node", d.ID)
+		}
+		if err := b.Detach(t.Context(), d.ID); err != nil {
+			t.Error(err)
+		}
+	}
+	b.stop()
+	for _, name := range []string{"machines", "state.json"} {
+		if _, err := os.Stat(filepath.Join(dir, name)); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s was made: %v", name, err)
+		}
+	}
 }
