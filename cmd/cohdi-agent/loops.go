@@ -51,8 +51,8 @@ func (m *membership) nodeConfig(at seat, f config.Fabric) node.Config {
 			Busy: busy, Hold: hold, RetryAfter: m.cfg.Timings.RetryAfter,
 		},
 		FreshFor: freshFor, Resync: m.cfg.Timings.NodeList, CallDeadline: f.CallTimeout + callDeadline, LocalDeadline: localDeadline,
-		Leases: m.a.leases, Manager: managerOfNode{m.managers[f.ID]}, Host: m.a.host,
-		Claims: claim.New(claim.Options{Client: m.a.client, Clock: m.a.clock}), Prepared: &prepared{m.a.plugin}, Observer: m.a.obs,
+		Leases: m.a.leases, Manager: managerOfNode{m.managers[f.ID]}, Host: m.a.machine,
+		Claims: claim.New(claim.Options{Client: m.a.client, Clock: m.a.clock}), Prepared: m.a.machine, Observer: m.a.obs,
 		Model: func(name device.Model) string { return models[name] }, Clock: m.a.clock,
 	}
 }

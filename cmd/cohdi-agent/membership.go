@@ -350,7 +350,7 @@ func (m *membership) ownTrouble() (reason, message string) {
 
 // tellConflict says on the Node whether somebody else advertises its GPUs.
 func (m *membership) tellConflict(ctx context.Context) {
-	found, err := m.a.watch.Conflicts(m.a.host.addresses(ctx), nil)
+	found, err := m.a.watch.Conflicts(m.a.machine.addresses(ctx), nil)
 	if err != nil {
 		return // not everything was read yet; the watch pokes again
 	}

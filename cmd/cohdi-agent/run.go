@@ -122,17 +122,22 @@ type agent struct {
 	metrics *metrics.Metrics
 	obs     *observer
 
+	// What speaks with the API server.
+	watch     *nodestatus.Watch
+	status    *nodestatus.Publisher
+	leases    *lease.Store
+	leaseNews *pluginLeases
+
+	// This machine and its kubelet.
 	host    *host
 	watcher *hotplug.Watcher
-	watch   *nodestatus.Watch
-	status  *nodestatus.Publisher
-	leases  *lease.Store
 	plugin  *kubeletplugin.Plugin
 	health  *healthMonitor
+	gpuNews *pluginGPUs
+	// machine is what the loops need of those.
+	machine ownMachine
 
-	leaseNews *pluginLeases
-	gpuNews   *pluginGPUs
-	fatal     chan error
+	fatal chan error
 	// config carries a changed configuration to act.
 	config chan config.Config
 	// foreign are the foreign devices that were told of; one survey at a time uses it. published: the node's own
@@ -154,6 +159,35 @@ func newAgent(ctx context.Context, o options, cfg config.Config) (*agent, error)
 	if err != nil {
 		return nil, fmt.Errorf("read the machine's boot id: %w", err)
 	}
+	a, err := connect(ctx, o, cfg, cs)
+	if err != nil {
+		return nil, err
+	}
+	a.host = &host{
+		pci:    hotplug.New(o.hostRoot, hotplug.Options{Clock: a.clock}),
+		driver: nvml.New(nvml.Options{HostRoot: o.hostRoot, DriverRoots: cfg.DriverRoots, Clock: a.clock}),
+	}
+	a.watcher = a.host.pci.NewWatcher(0)
+	a.gpuNews = &pluginGPUs{host: a.host}
+	a.health = a.newHealthMonitor(a.host, a.host.driver)
+	hook, err := installHook(o.hook, o.pluginDir)
+	if err != nil {
+		return nil, err
+	}
+	a.plugin, err = kubeletplugin.New(kubeletplugin.Settings{
+		NodeName: o.node, PodUID: types.UID(o.podUID), DataDir: o.pluginDir, RegistrarDir: o.registrarDir, CDIDir: o.cdiDir,
+		BootID: strings.TrimSpace(string(bootID)), Metadata: true, Client: cs, Clock: a.clock,
+		Leases: a.leaseNews, GPUs: a.gpuNews, Specs: &specMaker{driver: a.host.driver, hook: hook}, Claims: &claims{cs},
+		Health: a.health, Observer: a.obs, Fatal: a.fail,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return a, a.join(cfg, thisMachine{a.host, &prepared{a.plugin}})
+}
+
+// connect makes the part of an agent that speaks with the API server.
+func connect(ctx context.Context, o options, cfg config.Config, cs kubernetes.Interface) (*agent, error) {
 	clk := clock.RealClock{}
 	a := &agent{
 		o: o, clock: clk, client: cs, metrics: metrics.New(build(), driverStates()),
@@ -161,14 +195,10 @@ func newAgent(ctx context.Context, o options, cfg config.Config) (*agent, error)
 	}
 	a.metrics.Configure(names(cfg))
 	a.obs = &observer{log: klog.FromContext(ctx), clock: clk, metrics: a.metrics, stages: newStages(a.metrics), changed: a.poke}
-	a.host = &host{
-		pci:    hotplug.New(o.hostRoot, hotplug.Options{Clock: clk}),
-		driver: nvml.New(nvml.Options{HostRoot: o.hostRoot, DriverRoots: cfg.DriverRoots, Clock: clk}),
-	}
-	a.watcher = a.host.pci.NewWatcher(0)
 	a.watch = nodestatus.NewWatch(cs, o.node)
 	a.status = nodestatus.NewPublisher(cs, o.node, a.watch.Node, clk)
 	a.leaseNews = &pluginLeases{client: cs, node: o.node}
+	var err error
 	a.leases, err = lease.NewNodeStore(o.node, lease.Options{Client: cs, Clock: clk, Changed: func(string) {
 		a.leaseNews.send()
 		a.poke()
@@ -176,33 +206,35 @@ func newAgent(ctx context.Context, o options, cfg config.Config) (*agent, error)
 			a.present().lookAgain() // the Node's condition says so
 		}
 	}})
-	if err != nil {
-		return nil, err
-	}
 	a.leaseNews.store = a.leases
-	a.gpuNews = &pluginGPUs{host: a.host}
-	a.health = a.newHealthMonitor()
-	hook, err := installHook(o.hook, o.pluginDir)
-	if err != nil {
-		return nil, err
-	}
-	a.plugin, err = kubeletplugin.New(kubeletplugin.Settings{
-		NodeName: o.node, PodUID: types.UID(o.podUID), DataDir: o.pluginDir, RegistrarDir: o.registrarDir, CDIDir: o.cdiDir,
-		BootID: strings.TrimSpace(string(bootID)), Metadata: true, Client: cs, Clock: clk,
-		Leases: a.leaseNews, GPUs: a.gpuNews, Specs: &specMaker{driver: a.host.driver, hook: hook}, Claims: &claims{cs},
-		Health: a.health, Observer: a.obs, Fatal: a.fail,
-	})
-	if err != nil {
-		return nil, err
-	}
-	a.watch.OnChange(a.changed)
-	a.member, err = newMembership(a, cfg)
 	return a, err
 }
 
-func (a *agent) newHealthMonitor() *healthMonitor {
+// join lets the loops work on the machine.
+func (a *agent) join(cfg config.Config, m ownMachine) (err error) {
+	a.machine = m
+	a.watch.OnChange(a.changed)
+	a.member, err = newMembership(a, cfg)
+	return err
+}
+
+// ownMachine is this node's machine and what its kubelet has prepared, as the loops need it.
+type ownMachine interface {
+	node.Host
+	node.Prepared
+	// addresses are where GPUs are.
+	addresses(ctx context.Context) []device.PCIAddress
+}
+
+// thisMachine joins what sees and changes the devices with what hands them out.
+type thisMachine struct {
+	*host
+	*prepared
+}
+
+func (a *agent) newHealthMonitor(h node.Observable, driver gpuErrors) *healthMonitor {
 	return &healthMonitor{
-		host: a.host, driver: a.host.driver, leases: a.leases.List, clock: a.clock, poked: make(chan struct{}, 1),
+		host: h, driver: driver, leases: a.leases.List, clock: a.clock, poked: make(chan struct{}, 1),
 		found: func() (node.Found, bool) {
 			if m := a.present(); m != nil {
 				return m.whose()
@@ -292,12 +324,9 @@ func (a *agent) run(ctx context.Context) error {
 	start("HTTP", func(ctx context.Context) error { return a.serve(ctx, listener) })
 	start("hot-plug watch", a.watcher.Run)
 	start("hot-plug", a.followBus)
-	start("node watch", a.watch.Run)
-	start("leases", func(ctx context.Context) error { a.leases.Run(ctx); return nil })
 	start("kubelet plugin", a.plugin.Run)
-	start("own rights", a.checkRights)
 	start("health of GPUs", a.health.run)
-	start("loops", a.act)
+	a.work(start)
 	start("configuration", func(ctx context.Context) error { return a.follow(ctx, a.present().cfg) })
 	select {
 	case <-ctx.Done():
@@ -306,6 +335,14 @@ func (a *agent) run(ctx context.Context) error {
 	case err := <-a.fatal:
 		return err
 	}
+}
+
+// work starts all that speaks with the API server.
+func (a *agent) work(start func(what string, f func(context.Context) error)) {
+	start("node watch", a.watch.Run)
+	start("leases", func(ctx context.Context) error { a.leases.Run(ctx); return nil })
+	start("own rights", a.checkRights)
+	start("loops", a.act)
 }
 
 // act waits for the lock between the agents of this node, and for the first look at the cluster.

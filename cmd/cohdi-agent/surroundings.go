@@ -45,7 +45,7 @@ func (m *membership) surveyBy(ctx context.Context, o outlook, trouble string) fu
 	a := m.a
 	cfg := node.SurveyConfig{
 		Node: a.o.node, Machine: o.at.machine, NoFabric: o.none, Trouble: trouble, BuiltIn: map[device.PCIAddress]bool{},
-		Leases: a.leases, Host: a.host, RetryFirst: retryFirst, RetryMost: retryMost, Debounce: surveyDebounce,
+		Leases: a.leases, Host: a.machine, RetryFirst: retryFirst, RetryMost: retryMost, Debounce: surveyDebounce,
 		Resync:       m.cfg.Timings.NodeList + rand.N(m.cfg.Timings.NodeList/10+1), //nolint:gosec // jitter
 		CallDeadline: callDeadline, LocalDeadline: localDeadline, Clock: a.clock, Changed: m.found(o.at.fabric),
 	}
