@@ -83,6 +83,9 @@ func (o *Observation) waitForMachine() Decision {
 // storeIntent writes ahead what will be asked. It waits while another unit's call is open: what appears could
 // not be told apart.
 func (o *Observation) storeIntent() Decision {
+	if o.FabricModel == "" { // the configuration has changed since the first call
+		return o.failUnknownModel()
+	}
 	if o.open() {
 		next := o.OpenUntil
 		if d := o.deadline(); d.After(o.Now) && d.Before(next) {
@@ -159,7 +162,7 @@ func (o *Observation) waitForDetach() Decision {
 }
 
 func (o *Observation) failUnknownModel() Decision {
-	return o.fail("UnknownModel", device.BlameNode, "the agent's configuration on this node has no model %q", o.Lease.Model)
+	return nothingComes(o.fail("UnknownModel", device.BlameNode, "the agent's configuration on this node has no model %q", o.Lease.Model))
 }
 
 func (o *Observation) failRefused() Decision {

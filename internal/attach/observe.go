@@ -87,6 +87,11 @@ func (o *Observation) unanswered() bool {
 	return (former || lost) && o.Now.Before(o.settledAt())
 }
 
+// detachSent: this process has had the manager detach it, or was told that it is not there.
+func (o *Observation) detachSent() bool {
+	return o.Last != nil && (o.Last.Fault == nil || !passing(o.Last.Fault))
+}
+
 // strangers are the devices on the machine that no other lease names, in order. Those that one names are told
 // from what will come by that; and when they have gone, the manager may give the very same again.
 func (o *Observation) strangers() []string {

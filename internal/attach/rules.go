@@ -90,6 +90,7 @@ func attaching() []rule {
 		{"too late, list fails", func(o *Observation) bool { return o.late() && !o.Fresh && o.ListFault != nil }, (*Observation).failLate, "Nobody can say what came, and the Pod must not wait for the manager to return."},
 		{"machine busy", asked(func(o *Observation) bool { return o.MachineBusy }), (*Observation).waitForMachine, "Changing calls for one machine go one after the other."},
 		{"look again", func(o *Observation) bool { return !o.Fresh }, (*Observation).list, "Only a list that was read after the last change says what is there."},
+		{"stored, model gone", asked(func(o *Observation) bool { return o.MaySend && o.FabricModel == "" }), (*Observation).failUnknownModel, "The configuration has changed, and the call was not sent yet."},
 		{"stored, machine as it was", asked(func(o *Observation) bool { return o.MaySend && o.unchanged() }), func(o *Observation) Decision {
 			return o.do(SendAttach, "its lease says what is asked for, and the machine is as it was")
 		}, "Intent and set before are stored, so whatever comes of the call can be found."},
@@ -261,11 +262,14 @@ func releasing() []rule {
 		{"look", func(o *Observation) bool { return !o.Fresh }, (*Observation).list, "Only a list that was read after the last change says whether it is still attached."},
 		{"unknown, may still go", func(o *Observation) bool { return o.onFabric() != nil && o.unanswered() }, (*Observation).lookWhileUnknown, "A second call could take the device from whoever gets it next."},
 		{"refused for now", func(o *Observation) bool {
-			return o.onFabric() != nil && o.Last != nil && o.Now.Before(o.Last.At.Add(o.Settings.Busy))
+			return (o.onFabric() != nil || !o.detachSent()) && o.Last != nil && o.Now.Before(o.Last.At.Add(o.Settings.Busy))
 		}, (*Observation).waitForDetach, "A busy manager gets a pause before it is asked again."},
 		{"off the fabric", func(o *Observation) bool { return o.onFabric() != nil }, func(o *Observation) Decision {
 			return o.do(SendDetach, "it is off the bus")
 		}, "Nobody uses it and the node has let it go."},
+		{"not listed, but not detached by us", func(o *Observation) bool { return o.Lease.FabricDevice != "" && !o.detachSent() }, func(o *Observation) Decision {
+			return o.do(SendDetach, "the manager does not list it, though this process has not had it detached")
+		}, "One list may be wrong, as of a manager that has just started; a detach of what is not there does no harm."},
 		{"attach again", func(o *Observation) bool { return !o.Lease.Attempt.IsZero() && !o.Lease.Deleting }, func(o *Observation) Decision {
 			d := o.phase(device.Assigned, "claim "+o.Lease.Attempt.Claim()+" was allocated while it went back")
 			d.Lease.FabricDevice, d.Lease.PCI, d.Lease.UUID = "", device.PCIAddress{}, ""

@@ -259,6 +259,8 @@ var table = map[device.Phase][]row{
 		{situation: "refused: unsupported", mods: with(answered(device.FaultUnsupported, time.Second)), rule: "refused for good", want: Store, check: failed1("Unsupported", device.BlameModel)},
 		{situation: "refused, claim gone", mods: with(answered(device.FaultNoCapacity, time.Second), nobody), rule: "refused, unwanted", want: Delete},
 		{situation: "refused, and a person attached one", mods: with(answered(device.FaultNoCapacity, time.Second), here(ours)), rule: "refused for good", want: Store, check: failed1("NoCapacity", device.BlameModel)},
+		{situation: "stored, the configuration lost the model", mods: with(maySend, noModel), rule: "stored, model gone", want: Store, check: both(failed1("UnknownModel", device.BlameNode), unasked)},
+		{situation: "busy a while ago, the configuration lost the model", mods: with(answered(device.FaultBusy, time.Minute), noModel), rule: "refused, ask again", want: Store, check: both(failed1("UnknownModel", device.BlameNode), unasked)},
 		{situation: "busy just now", mods: with(answered(device.FaultBusy, time.Second)), rule: "refused for now", want: Wait, wake: 6 * time.Second},
 		{situation: "busy a while ago", mods: with(answered(device.FaultBusy, time.Minute)), rule: "refused, ask again", want: StoreIntent},
 		{situation: "login refused a while ago", mods: with(answered(device.FaultUnauthorized, time.Minute)), rule: "refused, ask again", want: StoreIntent},
@@ -412,7 +414,12 @@ var table = map[device.Phase][]row{
 		{situation: "found on the bus after a restart, and taken off", mods: with(offBus, foundBefore(time.Second), tried(Remove, time.Second, nil)), rule: "off the fabric", want: SendDetach},
 		{situation: "found so after a restart, busy since", mods: with(offBus, foundBefore(time.Second), answered(device.FaultBusy, time.Minute)), rule: "off the fabric", want: SendDetach},
 		{situation: "reply lost, still listed when settled", mods: with(offBus, answered(device.FaultUnknown, time.Hour)), rule: "off the fabric", want: SendDetach},
-		{situation: "no longer listed", mods: with(offBus, notHere), rule: "back in the pool", want: Delete},
+		{situation: "no longer listed", mods: with(offBus, notHere, answered("", time.Second)), rule: "back in the pool", want: Delete},
+		{situation: "no longer listed, reply lost", mods: with(offBus, notHere, answered(device.FaultUnknown, time.Second)), rule: "back in the pool", want: Delete},
+		{situation: "no longer listed, and the manager does not know it", mods: with(offBus, notHere, answered(device.FaultNotFound, time.Second)), rule: "back in the pool", want: Delete},
+		{situation: "no longer listed, nobody had it detached", mods: with(offBus, notHere), rule: "not listed, but not detached by us", want: SendDetach},
+		{situation: "no longer listed, the manager was busy just now", mods: with(offBus, notHere, answered(device.FaultBusy, time.Second)), rule: "refused for now", want: Wait, wake: 6 * time.Second},
+		{situation: "no longer listed, the manager was busy", mods: with(offBus, notHere, answered(device.FaultBusy, time.Minute)), rule: "not listed, but not detached by us", want: SendDetach},
 		{situation: "no longer listed, list old", mods: with(offBus, notHere, stale), rule: "look", want: ListFabric},
 		{situation: "no longer listed, prepared", mods: with(offBus, notHere, prepared), rule: "still prepared", want: Wait},
 		{situation: "allocated meanwhile", mods: with(serves(onCall)), rule: "wanted again", want: Store, check: phase1(device.Attached)},
@@ -423,7 +430,7 @@ var table = map[device.Phase][]row{
 		{situation: "allocated when what failed goes back", mods: with(serves(onCall), failedBefore), rule: "drain", want: Drain},
 		{situation: "allocated when what was never identified goes back", mods: with(serves(onCall), anonymous), rule: "found", want: Store},
 		{situation: "allocated when off the bus", mods: with(serves(onCall), offBus), rule: "off the fabric", want: SendDetach},
-		{situation: "allocated when off the fabric", mods: with(serves(onCall), offBus, notHere), rule: "attach again", want: Store, check: func(t *testing.T, d Decision) {
+		{situation: "allocated when off the fabric", mods: with(serves(onCall), offBus, notHere, answered("", time.Second)), rule: "attach again", want: Store, check: func(t *testing.T, d Decision) {
 			t.Helper()
 			l := d.Lease
 			if l.Phase != device.Assigned || l.FabricDevice != "" || l.UUID != "" || !l.PCI.IsZero() || !l.AskedAt.IsZero() || l.AcquiredAt != now {

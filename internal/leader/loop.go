@@ -217,7 +217,7 @@ func (l *Loop) sinceTainted(effects map[string]pool.Effect, now time.Time) map[s
 func (l *Loop) count(ctx context.Context, w pool.World) {
 	leased := leasedDevices(w.Leases)
 	due := func(last time.Time, pause time.Duration) bool { return last.IsZero() || !w.Now.Before(last.Add(pause)) }
-	list := due(l.listed, l.cfg.CountEvery)
+	list := w.Settings.NeedsAttached() && due(l.listed, l.cfg.CountEvery)
 	l.mu.Lock()
 	same := maps.Equal(leased, l.inventory.Leased)
 	start := !l.counting && (list || due(l.counted, l.cfg.CountEvery) || !same && due(l.counted, l.cfg.CountPause))

@@ -679,28 +679,29 @@ func TestNextTerm(t *testing.T) {
 func TestCount(t *testing.T) {
 	inTerm(t, func(t *testing.T, r *rig, l *Loop) {
 		t.Helper()
-		if r.counts != 1 {
+		l.cfg.Settings.Adopt = true // only then it matters what is attached without a lease
+		if r.counts != 1 || r.lists != 0 {
 			t.Fatalf("%d counts at the start", r.counts)
 		}
 		r.settle(t, l)
-		if r.counts != 1 {
-			t.Errorf("%d counts, nothing changed", r.counts)
+		if r.counts != 2 || r.lists != 1 {
+			t.Errorf("%d counts, %d lists, nothing else changed", r.counts, r.lists)
 		}
 		r.clock.Step(30 * time.Second)
 		r.settle(t, l)
-		if r.counts != 2 {
+		if r.counts != 3 {
 			t.Errorf("%d counts after 30 s", r.counts)
 		}
 		// What is leased changed: counted anew, but not more often than it may be.
 		r.claims(attempt("c", "n1", "a100-0"))
 		r.settle(t, l)
 		r.change(attached)
-		if wake := r.settle(t, l); r.counts != 2 || !wake.Equal(r.clock.Now().Add(time.Second)) {
+		if wake := r.settle(t, l); r.counts != 3 || !wake.Equal(r.clock.Now().Add(time.Second)) {
 			t.Errorf("%d counts, wake in %s", r.counts, wake.Sub(r.clock.Now()))
 		}
 		r.clock.Step(time.Second)
 		r.settle(t, l)
-		if r.counts != 3 || r.lists != 2 {
+		if r.counts != 4 || r.lists != 2 {
 			t.Errorf("%d counts, %d lists after the pause", r.counts, r.lists)
 		}
 	})

@@ -588,12 +588,14 @@ func TestOpenCallHoldsOthersUp(t *testing.T) {
 	}
 }
 
-// TestDetachWithoutAnAnswer: it is looked after, not repeated, until it has settled; by the next process too.
+// TestDetachWithoutAnAnswer: it is looked after, not repeated, until it has settled; by the next process too,
+// which has it said once more when the device is gone, since it knows of no call.
 func TestDetachWithoutAnAnswer(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
 		restart bool
-	}{{"same process", false}, {"next process", true}} {
+		calls   int
+	}{{"same process", false, 2}, {"next process", true, 3}} {
 		t.Run(tc.name, func(t *testing.T) {
 			r, l := attachedUnit(t)
 			r.clear(unit0)
@@ -611,7 +613,7 @@ func TestDetachWithoutAnAnswer(t *testing.T) {
 			}
 			r.late[0]()
 			r.settle(t, l)
-			if len(r.leases) != 0 || len(r.attached()) != 0 || len(r.calls) != 2 {
+			if len(r.leases) != 0 || len(r.attached()) != 0 || len(r.calls) != tc.calls {
 				t.Errorf("leases %v, attached %v, calls %v", r.leases, r.attached(), r.calls)
 			}
 			r.innocent(t)

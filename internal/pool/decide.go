@@ -76,6 +76,11 @@ func freeRules() []unitRule {
 			"nothing", "An attach starts for a claim that is allocated and reserved; before that no Pod is sure to come.",
 		},
 		{
+			"in use without a lease", func(v *view) bool { return v.lease == nil && v.demand.Attached },
+			note("is in use by a claim, and its lease is gone: somebody removed it; the device is reported once the claim ends"),
+			"note", "The claim was told that it has its device; a second one must not be attached for it.",
+		},
+		{
 			"free and wanted", func(v *view) bool { return v.lease == nil }, (*view).createOrRefuse,
 			"create the lease, or refuse", "The lease is what makes the node's agent attach it; where the node takes no more, the claim is taken back.",
 		},
@@ -273,6 +278,13 @@ func nodeRules() []nodeRule {
 				return fmt.Sprintf("node %s is not a member of fabric %s: its agent has not said so, or its machine is unknown", c.name, c.w.Fabric)
 			},
 			"The fabric cannot attach anything to it.",
+		},
+		{
+			"MachineShared", true, func(c *place) bool { return c.w.shared(c.node) },
+			func(c *place) string {
+				return fmt.Sprintf("node %s and another say that they are on machine %s: the provider id, annotation or configuration of one is wrong", c.name, c.node.Machine)
+			},
+			"Two agents would each take what comes to the machine for theirs, and detach it from under the other.",
 		},
 		{
 			"AgentAway", true, func(c *place) bool { return !c.w.serves(c.node) }, func(c *place) string { return away(c.name).Message },

@@ -95,6 +95,8 @@ func (w *World) adoptable(f *Foreign) (*Model, string) {
 		return nil, "the manager reports it as critical"
 	case f.Device.UUID == "":
 		return nil, "the manager gives no GPU UUID for it"
+	case w.shared(w.nodes[f.Node]):
+		return nil, "another node says that it is on the same machine"
 	case !w.serves(w.nodes[f.Node]) || w.nodes[f.Node].FabricDown:
 		return nil, "the node's agent is away, or cannot work with the manager"
 	}

@@ -159,6 +159,12 @@ func onCallRules() []taintRule {
 			"It is not taken from there for another node, also not in the moment in which a claim gives it back; on its node the ready entry is to be had.",
 		},
 		{
+			func(v *view) bool {
+				return v.serving && !v.demand.Attached && v.holder != nil && v.holder.Machine != v.lease.Machine
+			}, NoSchedule, "AgentAway", "a claim waits for it, and the node is on another machine now",
+			"The claim is refused next, and the node's label does not keep it from being given the same again.",
+		},
+		{
 			func(v *view) bool { return !v.lease.Attempt.IsZero() }, NoTaint, "", "a claim has it",
 			"Its counter is taken, so nobody else can be given it.",
 		},

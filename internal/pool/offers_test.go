@@ -47,6 +47,8 @@ func TestTaints(t *testing.T) {
 		{"count not read, published tainted", with(func(w *World) { delete(w.Inventory.Free, "a100") }, tainted("a100-0", time.Hour)), "NoSchedule NotAttached", "NoSchedule NoCapacity", nowhere},
 		{"model taken out of the configuration", with(unconfigured), "NoSchedule NotAttached", "NoSchedule UnknownModel", nowhere},
 		{"attaching", with(leased("a100-0", device.Attaching, serving("c", "a100-0")), demand("c", "n1", "a100-0")), "NoSchedule InUse", "", nowhere},
+		{"attaching, agent away", with(leased("a100-0", device.Attaching, serving("c", "a100-0")), demand("c", "n1", "a100-0"), node("n1", agentAway(time.Hour))), "NoSchedule InUse", "", nowhere},
+		{"attaching, the node's machine is another now", with(leased("a100-0", device.Attaching, serving("c", "a100-0"), otherMachine), demand("c", "n1", "a100-0")), "NoSchedule InUse", "NoSchedule AgentAway", nowhere},
 		{"attaching, claim gone", with(leased("a100-0", device.Attaching)), "NoSchedule Attaching", "NoSchedule NotFreeYet", nowhere},
 		{"in use", with(leased("a100-0", device.Attached, serving("c", "a100-0")), demand("c", "n1", "a100-0", toldAttached)), "NoSchedule InUse", "", here},
 		{"claim gone, still prepared", with(leased("a100-0", device.Attached)), "NoSchedule Attached", "NoSchedule NotFreeYet", here},

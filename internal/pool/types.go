@@ -55,6 +55,10 @@ type Settings struct {
 	NodeSlots map[string]int
 }
 
+// NeedsAttached: what the machines have without a lease decides something. It costs the manager a request for
+// each machine; else every node tells for itself.
+func (s *Settings) NeedsAttached() bool { return s.Adopt || s.Slots > 0 || len(s.NodeSlots) > 0 }
+
 // Demand is one device that a claim was allocated from the fabric's pool (admin access aside).
 type Demand struct {
 	Attempt device.Attempt
@@ -180,6 +184,7 @@ type World struct {
 
 	nodes    map[string]*Node           // by name
 	leasesOn map[string][]*device.Lease // by node
+	nodesOf  map[device.Machine]int     // members that say that they are on it
 	foreign  []Foreign
 	notes    []string // of what concerns no unit
 }

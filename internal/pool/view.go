@@ -127,8 +127,13 @@ func (d *Demand) rank() int {
 // index makes Nodes and leases to be found by the node's name.
 func (w *World) index() {
 	w.nodes, w.leasesOn = make(map[string]*Node, len(w.Nodes)), map[string][]*device.Lease{}
+	w.nodesOf = make(map[device.Machine]int, len(w.Nodes))
 	for i := range w.Nodes {
-		w.nodes[w.Nodes[i].Name] = &w.Nodes[i]
+		n := &w.Nodes[i]
+		w.nodes[n.Name] = n
+		if n.Member {
+			w.nodesOf[n.Machine]++
+		}
 	}
 	for i := range w.Leases {
 		l := &w.Leases[i]
@@ -137,6 +142,9 @@ func (w *World) index() {
 }
 
 func (w *World) node(name string) *Node { return w.nodes[name] }
+
+// shared: another member says that it is on the same machine.
+func (w *World) shared(n *Node) bool { return n.Machine != "" && w.nodesOf[n.Machine] > 1 }
 
 // serves tells whether the node can take part: a member of the fabric whose agent is there, or away no
 // longer than a rolling update takes.
