@@ -20,7 +20,8 @@ help: ## Show this list
 
 .PHONY: demo
 demo: tools programs image ## Show the main job on a real cluster: KEEP=1 leaves it up
-	go run ./test/demo
+	go build -o $(BIN)/cohdi-demo ./test/demo
+	@$(BIN)/cohdi-demo
 
 .PHONY: test
 test: tools static unit-race cluster-test e2e ## Every test that takes less than half an hour
@@ -80,8 +81,8 @@ deploy: image $(CLUSTER) ## Install the agent in the cluster as a user does, for
 	$(CLUSTER) deploy
 
 .PHONY: status
-status: ## Show the cluster
-	$(CLUSTER) status
+status: $(CLUSTER) ## Show the cluster
+	@$(CLUSTER) status
 
 .PHONY: cluster-down
 cluster-down: $(CLUSTER) ## Take the cluster down

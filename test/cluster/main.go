@@ -67,7 +67,13 @@ func newCommand(stdout, stderr io.Writer) *cobra.Command {
 		simple("down", "Take the cluster down; only its logs stay", cobra.NoArgs,
 			func(ctx context.Context, c *localkube.Cluster, _ []string) error { return c.Down(ctx) }),
 		simple("status", "Show processes and nodes", cobra.NoArgs,
-			func(ctx context.Context, c *localkube.Cluster, _ []string) error { return c.Status(ctx, stdout) }),
+			func(ctx context.Context, c *localkube.Cluster, _ []string) error {
+				err := c.Status(ctx, stdout)
+				if errors.Is(err, localkube.ErrNone) { // an answer, too
+					_, err = fmt.Fprintln(stdout, err)
+				}
+				return err
+			}),
 		simple("kubeconfig", "Print the path of the administrator's kubeconfig", cobra.NoArgs,
 			func(_ context.Context, c *localkube.Cluster, _ []string) error {
 				_, err := fmt.Fprintln(stdout, c.AdminConfig())

@@ -176,14 +176,27 @@ func (d *demo) end(ctx context.Context, interrupted, ok bool) error {
 	return errors.Join(d.cluster.Down(ctx), d.guard.dismiss())
 }
 
+// stopped says how an interruption went, of which only what could not be taken down is news.
+func (d *demo) stopped(err error) error {
+	switch {
+	case err != nil:
+		return fmt.Errorf("interrupted: %w", err)
+	case d.foreign:
+		return errors.New("interrupted, the Pods are being deleted; the cluster stays")
+	}
+	return errors.New("interrupted, everything was taken down")
+}
+
 // hints say what to do with a cluster that stays.
 func (d *demo) hints() {
 	d.screen.say(`
 The cluster stays. Try:
   export KUBECONFIG=%[1]s PATH=%[2]s:$PATH
   kubectl apply -n %[3]s -f test/demo/pods/claim.yaml
-  kubectl get pods,resourceclaims -n %[3]s -o wide -w
+  kubectl get pods -n %[3]s -o wide -w
+  kubectl get resourceclaims -n %[3]s
   kubectl get leases -n cohdi-leases -L gpu.cohdi.io/node,gpu.cohdi.io/phase
+  kubectl wait -n %[3]s --for=condition=Ready pod/first --timeout=1m
   kubectl exec -n %[3]s first -- ls -l /dev
   kubectl describe node n1
   kubectl exec -n cohdi-system ds/cohdi-agent -- cohdi-agent status --all

@@ -191,6 +191,8 @@ func (d *demo) apply(ctx context.Context, files ...string) error {
 // runFirst runs the two Pods that have to wait for GPUs from the pool.
 func (d *demo) runFirst(ctx context.Context) error {
 	d.screen.say("\n== A Pod that claims a GPU, and a plain Pod that says limits: {nvidia.com/gpu: 2}")
+	d.screen.say("  CLAIM: allocated, the scheduler has chosen the GPU; Attached, the GPU can be used; ready offer, it was attached already, idle.")
+	d.screen.say("  LEASE: the phase of the GPU's device lease, by which the agents bring it to a node and back.")
 	if d.foreign {
 		// A run before may have been broken off.
 		if _, err := d.kubectl(ctx, "delete", "namespace", namespace, "--ignore-not-found", "--timeout=1m"); err != nil {
@@ -214,6 +216,7 @@ func (d *demo) runFirst(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	d.screen.wipe()
 	if err = d.apply(ctx, "plain.yaml"); err != nil {
 		return err
 	}

@@ -79,7 +79,8 @@ func show(ctx context.Context, o options) (err error) {
 			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
 			d.collect(after)
 		case interrupted:
-			err = fmt.Errorf("interrupted: %w", context.Cause(ctx))
+			err = d.stopped(d.end(after, interrupted, false))
+			return
 		case err != nil:
 			d.collect(after)
 		}
@@ -91,7 +92,7 @@ func show(ctx context.Context, o options) (err error) {
 	return d.perform(ctx)
 }
 
-// followParent ends the demonstration when the program that runs it is gone: `go run` passes on the
+// followParent ends the demonstration when the program that runs it is gone: it may be `go run`, which passes on the
 // terminal's interrupt only.
 func followParent(ctx context.Context, cancel context.CancelCauseFunc) {
 	parent := os.Getppid()

@@ -83,10 +83,11 @@ func podPhase(pod *corev1.Pod) string {
 	return string(pod.Status.Phase)
 }
 
-// screen draws tables: in place on a terminal, otherwise a line for each row that changed.
+// screen draws tables: in place on a terminal, with a line above for each unit that went back; otherwise a line
+// for each row that changed.
 type screen struct {
 	out io.Writer
-	// width is the terminal's; 0 is no terminal.
+	// width is the terminal's; 0 is no terminal, or one that does not say how wide it is.
 	width int
 
 	begin time.Time
@@ -96,7 +97,7 @@ type screen struct {
 
 func newScreen(out *os.File) *screen {
 	s := &screen{out: out}
-	if size, err := unix.IoctlGetWinsize(int(out.Fd()), unix.TIOCGWINSZ); err == nil {
+	if size, err := unix.IoctlGetWinsize(int(out.Fd()), unix.TIOCGWINSZ); err == nil && size.Col > 0 {
 		s.width = max(int(size.Col), 40)
 	}
 	return s
@@ -120,6 +121,14 @@ func (s *screen) start(begin time.Time) {
 // leave keeps the table as it is; the next is drawn below.
 func (s *screen) leave() { s.lines = 0 }
 
+// wipe takes the table away that was drawn in place: it goes on below what is said next.
+func (s *screen) wipe() {
+	if s.lines > 0 {
+		fmt.Fprintf(s.out, "\x1b[%dA\r\x1b[J", s.lines)
+	}
+	s.lines = 0
+}
+
 // draw shows the rows.
 func (s *screen) draw(rows []row, now time.Time) {
 	since := now.Sub(s.begin).Seconds()
@@ -137,26 +146,41 @@ func (s *screen) draw(rows []row, now time.Time) {
 		s.last = rows
 		return
 	}
+	// What stays comes above the table, which nothing is left of once it has no rows.
+	var stays, table []string
+	for _, r := range s.last {
+		if gone(r, rows) {
+			stays = append(stays, fmt.Sprintf("  %5.1f s  %s", since, line(went(r), rows)))
+		}
+	}
+	if len(rows) > 0 {
+		table = append(table, fmt.Sprintf("  %5.1f s  %s", since, line(header(), rows)))
+	}
+	for _, r := range rows {
+		table = append(table, "           "+line(r, rows))
+	}
 	var b strings.Builder
 	if s.lines > 0 {
 		fmt.Fprintf(&b, "\x1b[%dA", s.lines)
 	}
-	table := []string{fmt.Sprintf("  %5.1f s  %s", since, line(header(), rows))}
-	for _, r := range rows {
-		table = append(table, "           "+line(r, rows))
-	}
-	// Rows of a longer table before are wiped.
-	for len(table) < s.lines {
-		table = append(table, "")
-	}
-	for _, l := range table {
+	for _, l := range append(stays, table...) {
 		if len(l) >= s.width {
 			l = l[:s.width-1]
 		}
 		b.WriteString("\r\x1b[2K" + l + "\n")
 	}
+	b.WriteString("\x1b[J") // what is left of a longer table
 	s.lines, s.last = len(table), rows
 	fmt.Fprint(s.out, b.String())
+}
+
+// went is the row of what is gone: what it was at last stays to be read.
+func went(r row) row {
+	last := row{Pod: r.Pod, Phase: "gone", Node: r.Node, GPU: r.GPU}
+	if r.Lease != "" {
+		last.Lease = "was " + r.Lease
+	}
+	return last
 }
 
 // gone tells whether neither the Pod nor the GPU of an old row is in the new ones.

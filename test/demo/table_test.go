@@ -5,11 +5,13 @@ package main
 import (
 	"bytes"
 	"maps"
+	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
@@ -152,11 +154,8 @@ func TestDraw_on_a_terminal_replaces_the_table(t *testing.T) {
 	out.Reset()
 	s.draw([]row{{Pod: "first", Phase: "Running", GPU: "a100-0"}}, at(1))
 	again := out.String()
-	if !strings.HasPrefix(again, "\x1b[3A") || strings.Count(again, "\n") != 3 {
+	if !strings.HasPrefix(again, "\x1b[3A") || strings.Count(again, "\n") != 3 || !strings.HasSuffix(again, "\x1b[J") {
 		t.Errorf("the second table is not drawn over the first: %q", again)
-	}
-	if strings.Contains(again, "second") {
-		t.Errorf("a row that is gone is still drawn: %q", again)
 	}
 	for l := range strings.Lines(again) {
 		l = strings.TrimPrefix(strings.TrimPrefix(l, "\x1b[3A"), "\r\x1b[2K")
@@ -165,9 +164,58 @@ func TestDraw_on_a_terminal_replaces_the_table(t *testing.T) {
 		}
 	}
 	out.Reset()
+	s.draw([]row{{Pod: "first", Phase: "Running", GPU: "a100-0"}}, at(1.2))
+	if got := out.String(); !strings.HasPrefix(got, "\x1b[2A") || strings.Contains(got, "second") {
+		t.Errorf("the line of the Pod that is gone does not stay above: %q", got)
+	}
+	out.Reset()
+	s.wipe()
+	if got := out.String(); got != "\x1b[2A\r\x1b[J" {
+		t.Errorf("the table is not taken away: %q", got)
+	}
+	s.draw([]row{{Pod: "first", Phase: "Running", GPU: "a100-0"}}, at(1.3))
+	out.Reset()
 	s.say("below")
 	s.draw(nil, at(2))
 	if strings.Contains(out.String(), "\x1b[3A") {
 		t.Errorf("a table is drawn over what was said after the last: %q", out.String())
+	}
+}
+
+// A unit that went back leaves a line, and a table without rows nothing.
+func TestDraw_on_a_terminal_keeps_what_went_back(t *testing.T) {
+	var out bytes.Buffer
+	s := &screen{out: &out, width: 100}
+	s.start(start)
+	s.draw([]row{{Node: "n1", GPU: "a100-1", Lease: "Attached, idle"}}, at(20))
+	s.draw([]row{{Node: "n1", GPU: "a100-1", Lease: "Releasing"}}, at(21))
+	out.Reset()
+	s.draw(nil, at(22.4))
+	want := "\x1b[2A\r\x1b[2K   22.4 s  -        gone         n1    a100-1    -             was Releasing\n\x1b[J"
+	if diff := cmp.Diff(want, out.String()); diff != "" {
+		t.Errorf("output (-want +got):\n%s", diff)
+	}
+	out.Reset()
+	s.draw(nil, at(22.6))
+	s.wipe()
+	if got := out.String(); got != "\x1b[J" {
+		t.Errorf("an empty table leaves %q", got)
+	}
+}
+
+// Where there is no terminal's width to go by, as on a new pseudo-terminal, nothing is cut.
+func TestNewScreen(t *testing.T) {
+	pty, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
+	if err != nil {
+		t.Skipf("no pseudo-terminal: %v", err)
+	}
+	defer pty.Close()
+	for cols, want := range map[uint16]int{0: 0, 20: 40, 120: 120} {
+		if err := unix.IoctlSetWinsize(int(pty.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: cols}); err != nil {
+			t.Fatal(err)
+		}
+		if got := newScreen(pty).width; got != want {
+			t.Errorf("width on a terminal of %d columns = %d, want %d", cols, got, want)
+		}
 	}
 }

@@ -155,10 +155,14 @@ func (c *Cluster) Import(ctx context.Context, archive string) error {
 	return nil
 }
 
-// Status writes a table of the processes and nodes. It returns an error if something is missing.
+// ErrNone says that no cluster is up.
+var ErrNone = errors.New("no cluster")
+
+// Status writes a table of the processes and nodes. It returns an error if something is missing, and ErrNone if
+// all is.
 func (c *Cluster) Status(ctx context.Context, w io.Writer) error {
 	if _, err := c.load(); err != nil {
-		return fmt.Errorf("no cluster in %s (make cluster starts one)", c.State)
+		return fmt.Errorf("%w in %s (make cluster starts one)", ErrNone, c.State)
 	}
 	table := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	var missing []string
