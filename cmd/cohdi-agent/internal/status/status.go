@@ -99,28 +99,45 @@ func writeUnits(w io.Writer, units []node.UnitStatus, now time.Time) error {
 	return t.end()
 }
 
-// words say what an action does, after "it": the agent.
-var words = map[attach.Kind]string{
-	attach.ListFabric:  "asks the fabric manager what is attached",
-	attach.SendAttach:  "asks the fabric manager to attach it",
-	attach.SendDetach:  "asks the fabric manager to detach it",
-	attach.Store:       "writes its lease",
-	attach.StoreIntent: "writes its lease",
-	attach.Delete:      "deletes its lease",
-	attach.Rescan:      "has the kernel look for it on the PCI bus",
-	attach.RescanAll:   "has the kernel look for it on the whole PCI bus",
-	attach.Bind:        "has the driver bound to it",
-	attach.Discover:    "has the driver look for it",
-	attach.FindHolders: "looks for processes that have it open",
-	attach.Drain:       "has the driver let go of it",
-	attach.Undrain:     "has the driver take it back",
-	attach.Remove:      "takes it off the PCI bus",
-	attach.Tell:        "tells its claim that it can be used",
+// words say what an action does, after "the agent"; there are none for waiting.
+func words(k attach.Kind) string {
+	switch k {
+	case attach.ListFabric:
+		return "asks the fabric manager what is attached"
+	case attach.SendAttach:
+		return "asks the fabric manager to attach it"
+	case attach.SendDetach:
+		return "asks the fabric manager to detach it"
+	case attach.Store, attach.StoreIntent:
+		return "writes its lease"
+	case attach.Delete:
+		return "deletes its lease"
+	case attach.Rescan:
+		return "has the kernel look for it on the PCI bus"
+	case attach.RescanAll:
+		return "has the kernel look for it on the whole PCI bus"
+	case attach.Bind:
+		return "has the driver bound to it"
+	case attach.Discover:
+		return "has the driver look for it"
+	case attach.FindHolders:
+		return "looks for processes that have it open"
+	case attach.Drain:
+		return "has the driver let go of it"
+	case attach.Undrain:
+		return "has the driver take it back"
+	case attach.Remove:
+		return "takes it off the PCI bus"
+	case attach.Tell:
+		return "tells its claim that it can be used"
+	case attach.Wait:
+	}
+	return ""
 }
 
 // doing is what the agent does with the unit now, or what it waits for, and why.
 func doing(u node.UnitStatus, now time.Time) string {
-	if what, acts := words[u.Doing]; acts {
+	if what := words(u.Doing); what != "" {
 		return what + ": " + u.Why
 	}
 	if d := u.Wake.Sub(now); !u.Wake.IsZero() && d >= time.Second {

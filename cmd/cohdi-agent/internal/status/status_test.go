@@ -109,7 +109,7 @@ The fabric manager's list could not be read: connection refused
 // TestWords: no action shows by the name that it has in the code.
 func TestWords(t *testing.T) {
 	for _, k := range attach.Kinds() {
-		if words[k] == "" && k != attach.Wait {
+		if words(k) == "" && k != attach.Wait {
 			t.Errorf("there are no words for %s", k)
 		}
 	}
