@@ -422,7 +422,7 @@ func TestCoolDown(t *testing.T) {
 		idleUnit(t, r, l)
 		r.clock.Step(10 * time.Minute)
 		r.settle(t, l)
-		r.expect(t, "cooled down", "publish [a100-0 a100-1]")
+		r.expect(t, "cooled down", "publish [a100-0 a100-1]", "label n1: attachable true, idle false")
 		if r.published.Effects["a100-0-ready"] != pool.NoSchedule {
 			t.Errorf("published %v", r.published.Effects)
 		}

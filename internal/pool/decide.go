@@ -19,7 +19,8 @@ import (
 func Decide(w World) Plan {
 	all := views(&w)
 	all, unneeded := forget(&w, all)
-	p := Plan{Offers: offers(&w, all), Labels: labels(&w), Unneeded: unneeded, Foreign: w.foreign, Notes: w.notes}
+	o := offers(&w, all)
+	p := Plan{Offers: o, Labels: labels(&w, o), Unneeded: unneeded, Foreign: w.foreign, Notes: w.notes}
 	rules := unitRules()
 	for i := range all {
 		v := &all[i]
@@ -520,17 +521,21 @@ func (p *Plan) wakeAt(now time.Time, at ...time.Time) {
 	}
 }
 
-// labels are what each Node should carry.
-func labels(w *World) []NodeLabels {
+// labels are what each Node should carry. A unit that waits there, idle, counts while its ready entry may be chosen: a Pod
+// that is sent there for it later would wait in vain.
+func labels(w *World, o Offers) []NodeLabels {
+	idle := map[string]bool{}
+	for _, ready := range o.Ready {
+		for k := range ready {
+			idle[ready[k].Node] = idle[ready[k].Node] || ready[k].Effect == NoTaint
+		}
+	}
 	all := make([]NodeLabels, 0, len(w.Nodes))
 	for i := range w.Nodes {
 		n := &w.Nodes[i]
-		l := NodeLabels{Node: n.Name, Attachable: map[device.Model]bool{}}
+		l := NodeLabels{Node: n.Name, Attachable: map[device.Model]bool{}, Idle: idle[n.Name]}
 		for j := range w.Models {
 			l.Attachable[w.Models[j].Name] = w.place(n.Name, &w.Models[j], nil).closed() == ""
-		}
-		for _, lease := range w.leasesOn[n.Name] {
-			l.Idle = l.Idle || on(lease, n) && lease.Idle() && w.serves(n)
 		}
 		all = append(all, l)
 	}

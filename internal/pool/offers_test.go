@@ -238,6 +238,8 @@ func TestLabels(t *testing.T) {
 		{"a model that excludes another is on a machine that had the node's name", with(exclude(0, "h100"), leased("a100-0", device.Attached, idle(time.Minute), otherMachine)), true, true, false},
 		{"none of the model left", with(leased("a100-0", device.Failed, failed("NoCapacity", device.BlameModel))), true, true, false},
 		{"idle", with(leased("a100-0", device.Attached, idle(time.Minute))), true, true, true},
+		{"idle for the cool-down", with(leased("a100-0", device.Attached, idle(24*time.Hour))), true, true, false},
+		{"idle, and somebody else advertises the GPUs", with(leased("a100-0", device.Attached, idle(time.Minute)), node("n1", func(n *Node) { n.Conflict = true })), false, false, false},
 		{"idle, agent away", with(leased("a100-0", device.Attached, idle(time.Minute)), node("n1", agentAway(time.Hour))), false, false, false},
 		{"in use", with(leased("a100-0", device.Attached, serving("c", "a100-0"))), true, true, false},
 	} {
