@@ -53,8 +53,8 @@ type membership struct {
 	term   *term
 	// why says, in a word and a sentence, why the node is in no fabric.
 	why, whyNot string
-	// none: no fabric has this node's machine.
-	none bool
+	// none: no fabric has this node's machine. placed: it was known once where the node belongs.
+	none, placed bool
 	// conflict: somebody else advertises this node's GPUs. looked: that was looked for.
 	conflict, looked bool
 }

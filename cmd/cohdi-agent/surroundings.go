@@ -35,6 +35,7 @@ func (m *membership) outlook(known bool) (o outlook, trouble string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if known {
+		m.placed = true
 		m.none = m.seat == seat{} && m.why == notInFabric
 	}
 	return outlook{at: m.seat, none: m.none}, m.whyNot
@@ -162,11 +163,15 @@ func (p *ownPool) run(ctx context.Context) {
 	}
 }
 
-// offers returns what the node's own pool should hold; known is false until everything was looked at once.
+// offers returns what the node's own pool should hold; known is false until everything was looked at once. Until then
+// what an agent before has published stays: it was looked at then.
 func (p *ownPool) offers() (all []pool.Offer, known bool) {
 	found, ok := p.m.whose()
 	conflict, looked := p.m.conflicts()
-	if !ok || !looked {
+	switch {
+	case conflict:
+		return nil, true
+	case !ok, !looked, found.Pending, !p.m.isPlaced():
 		return nil, false
 	}
 	var gpus []pool.BuiltIn
@@ -181,6 +186,13 @@ func (p *ownPool) offers() (all []pool.Offer, known bool) {
 		gpus = append(gpus, pool.BuiltIn{UUID: g.UUID, PCI: g.Address, Name: g.Name, Health: health})
 	}
 	return pool.BuiltInOffers(p.m.models(), gpus, conflict), true
+}
+
+// isPlaced tells whether it was known once in which fabric this node is, or that it is in none.
+func (m *membership) isPlaced() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.placed
 }
 
 // conflicts tells whether GPUs of this node are withheld because somebody else advertises them.

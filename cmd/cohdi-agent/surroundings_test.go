@@ -52,6 +52,8 @@ func TestOwnPool(t *testing.T) {
 	m.survey.Step(t.Context())
 	offered("not known") // whether somebody else offers them
 	m.looked = true
+	offered("not known") // where the node belongs
+	m.placed = true
 	offered("not known") // how they are
 	w.look(t.Context())
 	const gpu = "gpu-00000000-0000-4000-8000-000000000002 NVIDIA H100"

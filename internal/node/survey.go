@@ -59,6 +59,8 @@ type Found struct {
 	Listed []device.OnFabric
 	// Trouble is why the list could not be read, empty if it could.
 	Trouble string
+	// Pending: no list was read yet, so that what is not known may be known soon.
+	Pending bool
 }
 
 // Survey tells whose the GPUs of this node are. It changes nothing.
@@ -146,7 +148,7 @@ func (s *Survey) Step(ctx context.Context) time.Time {
 			s.pause = min(2*s.pause, s.cfg.RetryMost)
 		}
 	}
-	s.tell(Found{Places: places, Listed: s.listed, Trouble: s.trouble})
+	s.tell(Found{Places: places, Listed: s.listed, Trouble: s.trouble, Pending: s.cfg.Manager != nil && s.listedAt.IsZero()})
 	return s.next(places.ListAgain)
 }
 
@@ -269,5 +271,5 @@ func (s *Survey) tell(f Found) {
 }
 
 func sameFound(a, b Found) bool {
-	return a.Trouble == b.Trouble && slices.Equal(a.GPUs, b.GPUs) && slices.Equal(a.Foreign, b.Foreign) && slices.Equal(a.Listed, b.Listed)
+	return a.Trouble == b.Trouble && a.Pending == b.Pending && slices.Equal(a.GPUs, b.GPUs) && slices.Equal(a.Foreign, b.Foreign) && slices.Equal(a.Listed, b.Listed)
 }

@@ -165,6 +165,23 @@ func TestSurveyOfLeasedUnits(t *testing.T) {
 	}
 }
 
+// What is not known before the first list is pending, and not after it.
+func TestSurveyPending(t *testing.T) {
+	s := newSite(t, nil)
+	s.plug(0)
+	s.fault = errors.New("down")
+	s.expect("the manager is down", 1, attach.Unclassified)
+	if f, _ := s.survey.Found(); !f.Pending {
+		t.Error("it is known though no list was read")
+	}
+	s.fault = nil
+	s.clock.Step(time.Minute)
+	s.expect("it is back", 2, attach.BuiltIn)
+	if f, _ := s.survey.Found(); f.Pending {
+		t.Error("it is pending though the list was read")
+	}
+}
+
 func TestSurveyWithoutManager(t *testing.T) {
 	none := newSite(t, func(c *SurveyConfig) { c.Manager, c.NoFabric = nil, true })
 	none.plug(0)
