@@ -7,6 +7,7 @@ LIBDIR  := .cache/nvml
 CHASSIS ?= test/chassis/demo.yaml
 RUN     ?= .
 VERSION ?= $(shell git describe --always --dirty --tags 2>/dev/null || echo dev)
+PARTS   ?= a,b,c,d
 
 # What needs a cluster of its own and takes minutes is not part of the unit tests.
 UNITS = $(shell go list ./... | grep -v -e /test/e2e -e /test/fences)
@@ -22,6 +23,11 @@ help: ## Show this list
 demo: tools programs image ## Show the main job on a real cluster: KEEP=1 leaves it up
 	go build -o $(BIN)/cohdi-demo ./test/demo
 	@$(BIN)/cohdi-demo
+
+.PHONY: bench
+bench: tools programs image ## Measure it on a real cluster: PARTS=a,c chooses; docs/performance.md explains
+	go test -c -o $(BIN)/cohdi-agents.test ./cmd/cohdi-agent
+	go run ./test/bench -parts $(PARTS)
 
 .PHONY: test
 test: tools static unit-race cluster-test e2e ## Every test that takes less than half an hour
