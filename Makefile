@@ -8,6 +8,8 @@ CHASSIS ?= test/chassis/demo.yaml
 RUN     ?= .
 VERSION ?= $(shell git describe --always --dirty --tags 2>/dev/null || echo dev)
 PARTS   ?= a,b,c,d
+SEEDS   ?= 2000
+FROM    ?= 1
 
 # What needs a cluster of its own and takes minutes is not part of the unit tests.
 UNITS = $(shell go list ./... | grep -v -e /test/e2e -e /test/fences)
@@ -66,6 +68,14 @@ unit: ## Unit tests
 .PHONY: unit-race
 unit-race: ## Unit tests with the race detector
 	go test -race $(UNITS)
+
+.PHONY: sim
+sim: ## Play whole clusters on one thread: SEEDS=2000 of them, FROM=1
+	go test -count=1 -timeout=2h -v -run '^Test(Seeds|SameSeedSameTrace)$$' ./internal/sim -args -seeds=$(SEEDS) -from=$(FROM)
+
+.PHONY: sim-mutants
+sim-mutants: ## Show that the simulation catches what it is for, on broken variants of the agent
+	go run ./test/mutants
 
 .PHONY: e2e
 e2e: tools programs image ## End-to-end tests on a real cluster, which stays up: RUN=regex chooses

@@ -22,14 +22,15 @@ type rule struct {
 // Next returns the next action for the unit, or what it waits for. An action that just failed is left
 // for a moment, whichever it is.
 func Next(o Observation) Decision {
-	d, _ := next(&o)
+	d, rule := next(&o)
 	if t := o.Tried[d.Kind]; t.Err != nil && o.Now.Before(t.At.Add(o.Settings.Retry)) {
-		return o.waitUntil(t.At.Add(o.Settings.Retry), "tried again soon: %v", t.Err)
+		d = o.waitUntil(t.At.Add(o.Settings.Retry), "tried again soon: %v", t.Err)
 	}
+	d.Rule = rule
 	return d
 }
 
-// next also names the rule that applied, for the tests.
+// next also names the rule that applied.
 func next(o *Observation) (Decision, string) {
 	if o.Running != "" {
 		return o.wait("%s is under way", o.Running), "running"
@@ -40,6 +41,16 @@ func next(o *Observation) (Decision, string) {
 		}
 	}
 	return o.wait("phase %q is not known to this release: hands off", o.Lease.Phase), "unknown phase"
+}
+
+// Rules names the rows of a phase, in their order.
+func Rules(p device.Phase) []string {
+	rows := rulesOf(p)
+	names := make([]string, 0, len(rows))
+	for _, r := range rows {
+		names = append(names, r.name)
+	}
+	return names
 }
 
 // rulesOf returns the rows of a phase. The last row of each applies always.

@@ -179,6 +179,8 @@ func Kinds() []Kind {
 // Decision is the next action and why.
 type Decision struct {
 	Kind Kind
+	// Rule is the row of the policy that applied.
+	Rule string
 	// Why is for the person who asks what this unit waits for.
 	Why string
 	// Lease is the lease to write, for Store and StoreIntent; else the lease as observed, with PCI set

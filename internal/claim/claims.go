@@ -118,7 +118,7 @@ func (c *Claims) list(ctx context.Context, opts metav1.ListOptions) (*resourcev1
 // nobody knows whose it is does not make the unit free.
 func on(obj *resourcev1.ResourceClaim, f device.FabricID, u device.Unit) ([]device.Attempt, error) {
 	var found []device.Attempt
-	ds, bad := demands(obj, func(p string) bool { return p == f.Pool() })
+	ds, bad := Demands(f, obj)
 	for _, e := range bad {
 		if unit, _ := device.UnitOfEntry(e.Entry); unit == u {
 			return nil, e

@@ -45,6 +45,11 @@ func fromPool(r resourcev1.DeviceRequestAllocationResult) bool {
 	return r.Driver == device.Driver && !ptr.Deref(r.AdminAccess, false)
 }
 
+// Demands returns what the claim was allocated from the fabric's pool, and what of it cannot be served.
+func Demands(f device.FabricID, c *resourcev1.ResourceClaim) (ds []pool.Demand, bad []*ReadError) {
+	return demands(c, func(p string) bool { return p == f.Pool() })
+}
+
 // demands returns what the claim was allocated from the pools for which want holds.
 func demands(c *resourcev1.ResourceClaim, want func(pool string) bool) (ds []pool.Demand, bad []*ReadError) {
 	if c.Status.Allocation == nil {

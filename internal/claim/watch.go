@@ -22,7 +22,7 @@ type Watch struct {
 	*Claims
 	informer cache.SharedIndexInformer
 	handler  cache.ResourceEventHandlerRegistration
-	pool     string
+	fabric   device.FabricID
 	changed  func(claim string)
 
 	mu     sync.Mutex // guards byName
@@ -42,7 +42,7 @@ func NewWatch(fabric device.FabricID, o Options, changed func(claim string)) (*W
 	w := &Watch{
 		Claims:   New(o),
 		informer: factory.Resource().V1().ResourceClaims().Informer(),
-		pool:     fabric.Pool(),
+		fabric:   fabric,
 		changed:  changed,
 		byName:   map[string]entry{},
 	}
@@ -52,7 +52,7 @@ func NewWatch(fabric device.FabricID, o Options, changed func(claim string)) (*W
 		DeleteFunc: w.gone,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("watch the claims on pool %s: %w", w.pool, err)
+		return nil, fmt.Errorf("watch the claims on pool %s: %w", fabric.Pool(), err)
 	}
 	w.handler = handler
 	return w, nil
@@ -113,7 +113,7 @@ func (w *Watch) seen(obj any) {
 	if !ok {
 		return
 	}
-	ds, bad := demands(c, func(p string) bool { return p == w.pool })
+	ds, bad := Demands(w.fabric, c)
 	w.put(c.Namespace+"/"+c.Name, entry{demands: ds, bad: bad})
 }
 

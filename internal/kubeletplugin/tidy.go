@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -44,12 +45,12 @@ type orphan struct {
 // tidyUntil does the background work until ctx ends: it rebuilds a lost checkpoint, takes claims out of
 // leases, removes files without claim, undoes claims that are no more.
 func (p *Plugin) tidyUntil(ctx context.Context) {
-	orphans := map[types.UID]*orphan{}
+	work := p.Background()
 	backoff := newTidyBackoff()
 	for ctx.Err() == nil {
-		busy, err := p.tidy(ctx, orphans)
+		more, err := work.Round(ctx)
 		next := wait.Jitter(resync, resyncJitter)
-		if busy || len(orphans) > 0 {
+		if more {
 			next = soon
 		}
 		if err != nil {
@@ -316,7 +317,8 @@ func (p *Plugin) undoOrphans(ctx context.Context, orphans map[types.UID]*orphan)
 			delete(orphans, uid)
 		}
 	}
-	for uid, e := range r.Claims {
+	for _, uid := range slices.Sorted(maps.Keys(r.Claims)) {
+		e := r.Claims[uid]
 		gone, getErr := p.gone(ctx, uid, e)
 		if getErr != nil {
 			err = errors.Join(err, getErr)

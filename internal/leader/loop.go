@@ -16,7 +16,7 @@ import (
 	"github.com/cohdi/cohdi-agent/internal/pool"
 )
 
-// Config is what a Loop is made of; every field is required.
+// Config is what a Loop is made of; every field but Spawn is required.
 type Config struct {
 	Fabric   device.FabricID
 	Models   func() []pool.Model
@@ -38,6 +38,8 @@ type Config struct {
 	Election  Election
 	Observer  Observer
 	Clock     clock.WithTicker
+	// Spawn runs the count beside the loop; a goroutine if nil.
+	Spawn func(func())
 }
 
 // Loop runs the policy of one fabric during one term of leadership.
@@ -61,6 +63,9 @@ type Loop struct {
 
 // New returns a loop for one term.
 func New(cfg Config) *Loop {
+	if cfg.Spawn == nil {
+		cfg.Spawn = func(f func()) { go f() }
+	}
 	return &Loop{
 		cfg: cfg, poked: make(chan struct{}, 1),
 		taints: map[string]time.Time{}, away: map[string]time.Time{},
@@ -240,7 +245,7 @@ func (l *Loop) count(ctx context.Context, w pool.World) {
 			}
 		}
 	}
-	go func() { l.ask(ctx, names, leased, machines, list) }()
+	l.cfg.Spawn(func() { l.ask(ctx, names, leased, machines, list) })
 }
 
 // ask reads what is free, and what is attached if that is due.

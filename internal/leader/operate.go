@@ -5,6 +5,7 @@ package leader
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -90,7 +91,7 @@ func (l *Loop) unclaimed(ctx context.Context, lease device.Lease, gone device.At
 }
 
 // releasable fails while a claim on the unit's own node has it: that claim is served instead. A claim on
-// another node is what the unit is released for.
+// another node is what the unit is released for, and so is one on a Node that was made anew under the name.
 func (l *Loop) releasable(ctx context.Context, lease device.Lease) error {
 	if err := l.cfg.Election.StillLeads(ctx); err != nil {
 		return err
@@ -100,9 +101,16 @@ func (l *Loop) releasable(ctx context.Context, lease device.Lease) error {
 		return fmt.Errorf("read the claims of unit %s before it is released: %w", lease.Unit, err)
 	}
 	for _, a := range live {
-		if a.Node == lease.Node {
+		if a.Node == lease.Node && l.isThere(lease) {
 			return fmt.Errorf("unit %s was just allocated to claim %s on %s; it is not released", lease.Unit, a.Claim(), a.Node)
 		}
 	}
 	return nil
+}
+
+// isThere tells whether the Node that took the lease is still there, and not another of its name.
+func (l *Loop) isThere(lease device.Lease) bool {
+	return slices.ContainsFunc(l.cfg.Nodes.List(lease.Fabric), func(n pool.Node) bool {
+		return n.Name == lease.Node && n.Machine == lease.Machine && (lease.NodeUID == "" || lease.NodeUID == n.UID)
+	})
 }

@@ -177,6 +177,9 @@ func list(items []string) string {
 	return string(b)
 }
 
+// Decode reads a device lease as it is stored. Its error is always a *DecodeError.
+func Decode(obj *coordinationv1.Lease) (device.Lease, error) { return decode(obj) }
+
 // decode reads a device lease. Its error is always a *DecodeError.
 func decode(obj *coordinationv1.Lease) (device.Lease, error) {
 	r := reader{obj: obj}

@@ -85,15 +85,23 @@ func newStore(label, value, what string, o Options) (*Store, error) {
 		informers.WithTweakListOptions(func(lo *metav1.ListOptions) {
 			lo.LabelSelector = labels.Set{label: value}.String()
 		}))
+	return NewStoreOver(Selection{Label: label, Value: value, What: what}, factory.Coordination().V1().Leases().Informer(), o)
+}
+
+// Selection is which leases a Store reads: those with the label. What says whose they are, for errors.
+type Selection struct{ Label, Value, What string }
+
+// NewStoreOver makes a Store over an informer of the selected leases.
+func NewStoreOver(of Selection, informer cache.SharedIndexInformer, o Options) (*Store, error) {
 	s := &Store{
 		client:   o.Client.CoordinationV1().Leases(device.LeaseNamespace),
 		clock:    o.Clock,
 		changed:  o.Changed,
-		informer: factory.Coordination().V1().Leases().Informer(),
+		informer: informer,
 		overlay:  newOverlay(o.Clock),
-		label:    label,
-		value:    value,
-		what:     what,
+		label:    of.Label,
+		value:    of.Value,
+		what:     of.What,
 	}
 	err := s.informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
 		if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
@@ -103,7 +111,7 @@ func newStore(label, value, what string, o Options) (*Store, error) {
 		cache.DefaultWatchErrorHandler(ctx, r, err) // it passes; until then the cache shows what was
 	})
 	if err != nil {
-		return nil, fmt.Errorf("watch device leases of %s: %w", what, err)
+		return nil, fmt.Errorf("watch device leases of %s: %w", of.What, err)
 	}
 	handler, err := s.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    s.seen,
@@ -111,7 +119,7 @@ func newStore(label, value, what string, o Options) (*Store, error) {
 		DeleteFunc: s.gone,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("watch device leases of %s: %w", what, err)
+		return nil, fmt.Errorf("watch device leases of %s: %w", of.What, err)
 	}
 	s.handler = handler
 	return s, nil

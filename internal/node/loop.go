@@ -90,8 +90,10 @@ type machine struct {
 type UnitStatus struct {
 	Lease device.Lease
 	Doing attach.Kind
-	Why   string
-	Wake  time.Time
+	// Rule is the row of the policy that applied.
+	Rule string
+	Why  string
+	Wake time.Time
 }
 
 // Status is what `cohdi-agent status` shows of one node.
@@ -174,7 +176,8 @@ func (l *Loop) Step(ctx context.Context) time.Time {
 }
 
 // mine returns the leases that this node holds: those of its machine, in the order in which they were
-// taken, so that units that wait for the machine do not overtake. What is attached to the machine stays
+// taken, so that units that wait for the machine do not overtake. Those that failed come last: a device that
+// comes is first of all for a unit that waits for one. What is attached to the machine stays
 // ours when its Node object is made anew; a Node of the same name on another machine is not the holder.
 func (l *Loop) mine(ctx context.Context) []device.Lease {
 	all := l.cfg.Leases.List()
@@ -191,6 +194,12 @@ func (l *Loop) mine(ctx context.Context) []device.Lease {
 		leases = append(leases, lease)
 	}
 	slices.SortFunc(leases, func(a, b device.Lease) int {
+		if af, bf := a.Phase == device.Failed, b.Phase == device.Failed; af != bf {
+			if af {
+				return 1
+			}
+			return -1
+		}
 		if c := a.AcquiredAt.Compare(b.AcquiredAt); c != 0 {
 			return c
 		}
@@ -243,7 +252,7 @@ func (l *Loop) decide(lease device.Lease, all []device.Lease, sight Sight) attac
 		mem.taking = d.Lease.FabricDevice
 	}
 	l.machine.listing = l.machine.listing || d.Kind == attach.ListFabric
-	status := UnitStatus{Lease: lease, Doing: d.Kind, Why: d.Why, Wake: d.Wake}
+	status := UnitStatus{Lease: lease, Doing: d.Kind, Rule: d.Rule, Why: d.Why, Wake: d.Wake}
 	if running {
 		status = l.status[lease.Unit]
 		status.Lease = lease

@@ -36,7 +36,7 @@ func TestAttach(t *testing.T) {
 	if r.told[a] != 1 {
 		t.Errorf("told %d times", r.told[a])
 	}
-	wantStatus := []UnitStatus{{Lease: got, Doing: attach.Wait, Why: "used by claim team/c"}}
+	wantStatus := []UnitStatus{{Lease: got, Doing: attach.Wait, Rule: "in use", Why: "used by claim team/c"}}
 	if diff := cmp.Diff(wantStatus, l.Status()); diff != "" {
 		t.Errorf("status (-want +got):\n%s", diff)
 	}

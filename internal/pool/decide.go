@@ -27,7 +27,9 @@ func Decide(w World) Plan {
 		if v.rivals > 0 {
 			p.note("unit %s is allocated to %d claims; one is served, the others wait", v.unit, v.rivals+1)
 		}
-		rules[slices.IndexFunc(rules, func(r unitRule) bool { return r.when(v) })].then(v, &p)
+		r := &rules[slices.IndexFunc(rules, func(r unitRule) bool { return r.when(v) })]
+		r.then(v, &p)
+		p.Rules = append(p.Rules, r.name)
 		p.wakeAt(w.Now, v.times()...)
 	}
 	for i := range w.Nodes {
@@ -36,6 +38,16 @@ func Decide(w World) Plan {
 		}
 	}
 	return p
+}
+
+// Rules names the rows of the policy for a unit, in their order.
+func Rules() []string {
+	rows := unitRules()
+	names := make([]string, 0, len(rows))
+	for i := range rows {
+		names = append(names, rows[i].name)
+	}
+	return names
 }
 
 // unitRule is one row of the policy for a unit: the first that applies decides.

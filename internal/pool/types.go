@@ -247,6 +247,8 @@ type Plan struct {
 	Foreign []Foreign
 	// Notes are for people: what is left alone and why.
 	Notes []string
+	// Rules are the rows that applied, one for each unit.
+	Rules []string
 	// Wake is when to decide anew though nothing changed; zero is never.
 	Wake time.Time
 }

@@ -130,7 +130,7 @@ func (p *Publisher) Published() (shown pool.Published, ok bool) {
 	if !p.informer.HasSynced() {
 		return pool.Published{}, false
 	}
-	return read(p.shown()), true
+	return Shown(p.shown()), true
 }
 
 // shown are the pool's slices by name, which begins with their index.

@@ -148,9 +148,9 @@ func whole(all []*resourceapi.ResourceSlice) (asked []resourceslice.Slice, ok bo
 	return asked, true
 }
 
-// read tells what slices of the API server show, whatever generation they are of: an entry counts as tainted
+// Shown tells what slices of the API server show, whatever generation they are of: an entry counts as tainted
 // only if it is so wherever it stands.
-func read(all []*resourceapi.ResourceSlice) pool.Published {
+func Shown(all []*resourceapi.ResourceSlice) pool.Published {
 	p := pool.Published{Effects: map[string]pool.Effect{}}
 	for _, s := range all {
 		for i := range s.Spec.Devices {

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/cohdi/cohdi-agent/internal/device"
+)
+
+const (
+	fabricID    = device.FabricID("0")
+	gpuModel    = device.Model("a100")
+	fabricModel = "NVIDIA A100"
+	// settle is how long a call of unknown outcome may still take effect, as the configuration says.
+	settle = time.Minute
+)
+
+// gpu is one physical GPU of the chassis.
+type gpu struct {
+	id   string
+	uuid device.GPUUUID
+	// machine is where it is attached, empty while it is free; tenant is another tenant's machine.
+	machine device.Machine
+	health  device.Health
+	// foreign: a person attached it, not we.
+	foreign bool
+	// upset is when something from outside last happened to it.
+	upset time.Time
+}
+
+const tenant = device.Machine("tenant")
+
+// chassis is the fabric and its manager.
+type chassis struct {
+	s    *Sim
+	gpus []*gpu
+	// downUntil is how long the manager cannot be reached.
+	downUntil time.Time
+}
+
+func newChassis(s *Sim, n int) *chassis {
+	c := &chassis{s: s}
+	for i := range n {
+		c.gpus = append(c.gpus, &gpu{
+			id: fmt.Sprintf("res-%d", i), uuid: device.GPUUUID(fmt.Sprintf("GPU-00000000-0000-4000-8000-%012x", i+1)),
+			health: device.HealthOK,
+		})
+	}
+	return c
+}
+
+func (c *chassis) byID(id string) *gpu {
+	for _, g := range c.gpus {
+		if g.id == id {
+			return g
+		}
+	}
+	return nil
+}
+
+func (c *chassis) byUUID(uuid device.GPUUUID) *gpu {
+	for _, g := range c.gpus {
+		if g.uuid == uuid {
+			return g
+		}
+	}
+	return nil
+}
+
+func (c *chassis) on(m device.Machine) []*gpu {
+	var on []*gpu
+	for _, g := range c.gpus {
+		if g.machine == m {
+			on = append(on, g)
+		}
+	}
+	return on
+}
+
+func (c *chassis) down() bool { return c.s.now().Before(c.downUntil) }
+
+func unreachable(op string) error {
+	return &device.Fault{Class: device.FaultUnreachable, Op: op, Err: errors.New("connection refused")}
+}
+
+// fabricCall is a call to the manager.
+func fabricCall(key, op string, least, most time.Duration) request {
+	return request{
+		key: "fabric " + key, least: least, most: most,
+		lost: func(cause error) error { return &device.Fault{Class: device.FaultUnknown, Op: op, Err: cause} },
+		no:   func() error { return &device.Fault{Class: device.FaultBusy, Op: op, Message: "try again later"} },
+	}
+}
+
+// manager is the chassis as the loops of one process see it.
+type manager struct{ p *process }
+
+func (m manager) ListAttached(ctx context.Context, machine device.Machine) ([]device.OnFabric, error) {
+	op := "list what is attached to " + string(machine)
+	return invoke(ctx, m.p, fabricCall("list "+m.p.node, op, 50*time.Millisecond, 800*time.Millisecond), func() ([]device.OnFabric, error) {
+		c := m.p.s.fabric
+		if c.down() {
+			return nil, unreachable(op)
+		}
+		list := []device.OnFabric{}
+		for _, g := range c.on(machine) {
+			list = append(list, device.OnFabric{ID: g.id, Machine: machine, Model: fabricModel, UUID: g.uuid, Health: g.health})
+		}
+		return list, nil
+	})
+}
+
+func (m manager) Attach(ctx context.Context, machine device.Machine, model string) error {
+	op := "attach one " + model + " to " + m.p.node
+	m.p.s.ask(m.p.name+" before", func() { m.p.s.asked(m.p, machine) })
+	_, err := invoke(ctx, m.p, fabricCall("attach "+m.p.node, op, 2*time.Second, 12*time.Second), func() (struct{}, error) {
+		return struct{}{}, m.p.s.fabric.attach(m.p, machine, op)
+	})
+	return err
+}
+
+func (c *chassis) attach(p *process, machine device.Machine, op string) error {
+	if c.down() {
+		return unreachable(op)
+	}
+	var free []*gpu
+	for _, g := range c.gpus {
+		if g.machine == "" && g.health != device.HealthCritical {
+			free = append(free, g)
+		}
+	}
+	if len(free) == 0 {
+		c.s.note("fabric", "attach for %s: no capacity", p.node)
+		return &device.Fault{Class: device.FaultNoCapacity, Op: op, Message: "no free device"}
+	}
+	g := free[0]
+	if c.s.opt.Seed != 0 {
+		g = free[c.s.rng("which").IntN(len(free))]
+	}
+	c.connect(g, machine)
+	c.s.note("fabric", "attached %s to %s", g.id, p.node)
+	if c.s.chance("arrives critical", 40) {
+		g.health = device.HealthCritical
+		c.s.count.Faults["device arrives-critical"]++
+		c.s.note("fabric", "%s is critical", g.id)
+	}
+	return nil
+}
+
+// connect makes the link; the host finds the device.
+func (c *chassis) connect(g *gpu, machine device.Machine) {
+	g.machine = machine
+	if h := c.s.hostOf(machine); h != nil {
+		h.linked(g)
+	}
+}
+
+// disconnect takes the link down; what the host still shows of it goes.
+func (c *chassis) disconnect(g *gpu) {
+	h := c.s.hostOf(g.machine)
+	g.machine, g.foreign = "", false
+	if h != nil {
+		h.unlinked(g)
+	}
+}
+
+func (m manager) Detach(ctx context.Context, machine device.Machine, id, _ string) error {
+	op := "detach " + id + " from " + m.p.node
+	_, err := invoke(ctx, m.p, fabricCall("detach "+m.p.node, op, time.Second, 8*time.Second), func() (struct{}, error) {
+		return struct{}{}, m.p.s.fabric.detach(m.p, machine, id, op)
+	})
+	return err
+}
+
+func (c *chassis) detach(p *process, machine device.Machine, id, op string) error {
+	if c.down() {
+		return unreachable(op)
+	}
+	g := c.byID(id)
+	if g == nil || g.machine != machine {
+		return &device.Fault{Class: device.FaultNotFound, Op: op, Message: "it is not attached"}
+	}
+	c.s.taking(p, g, "detached")
+	c.disconnect(g)
+	c.s.note("fabric", "detached %s from %s", id, p.node)
+	return nil
+}
+
+func (m manager) Free(ctx context.Context, models []device.Model) (map[device.Model]int, error) {
+	return invoke(ctx, m.p, fabricCall("count", "count free devices", 50*time.Millisecond, time.Second), func() (map[device.Model]int, error) {
+		c := m.p.s.fabric
+		if c.down() {
+			return nil, unreachable("count free devices")
+		}
+		free := map[device.Model]int{}
+		if slices.Contains(models, gpuModel) {
+			for _, g := range c.gpus {
+				if g.machine == "" && g.health != device.HealthCritical {
+					free[gpuModel]++
+				}
+			}
+		}
+		return free, nil
+	})
+}
