@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// TestDocs: docs/configuration.md has a row for each field that the parser knows, and for no other.
+func TestDocs(t *testing.T) {
+	// The parser names its fields when it is given one that it does not know, at each level.
+	_, err := Parse([]byte("x: 1\nlogging: {x: 1}\ntimings: {x: 1}\nfabrics:\n- x: 1\n  models:\n  - x: 1\n"), "c.yaml")
+	if err == nil {
+		t.Fatal("unknown fields are taken")
+	}
+	var known []string
+	for _, m := range regexp.MustCompile(`(?m)^c\.yaml:\d+: (\S*?)x: is not a field; fields here are (.*)$`).FindAllStringSubmatch(err.Error(), -1) {
+		above := strings.ReplaceAll(m[1], "[0]", "[]")
+		for name := range strings.SplitSeq(m[2], ", ") {
+			if name != "logging" && name != "timings" { // their own fields have rows
+				known = append(known, above+name)
+			}
+		}
+	}
+	page, err := os.ReadFile("../../../../docs/configuration.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var told []string
+	for _, m := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\|").FindAllStringSubmatch(string(page), -1) {
+		told = append(told, m[1])
+	}
+	slices.Sort(known)
+	slices.Sort(told)
+	if diff := cmp.Diff(known, told); diff != "" {
+		t.Errorf("fields (-parser +docs/configuration.md):\n%s", diff)
+	}
+}
