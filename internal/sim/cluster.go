@@ -35,20 +35,20 @@ type cluster struct {
 	runs      int
 	writer    *process // whose write to a lease is being stored
 
-	maxPerNode int
-	coolDown   time.Duration
+	minPerNode, maxPerNode int
+	adopt                  bool // foreign devices are taken in
+	coolDown               time.Duration
 	// calm is since when nothing goes wrong any more.
 	calm time.Time
 }
 
 // build makes a cluster of some nodes and a chassis.
-func (s *Sim) build(ctx context.Context, nodeCount, gpuCount, maxPerNode int, coolDown time.Duration) {
+func (s *Sim) build(ctx context.Context, nodeCount, gpuCount int) {
 	s.root, s.stop = context.WithCancel(ctx)
-	s.watch = judge{entries: map[string]string{}, shown: map[string]string{}, allocated: map[string]time.Time{}, listed: map[string]time.Time{}}
+	s.watch = judge{entries: map[string]string{}, shown: map[string]string{}, allocated: map[string]time.Time{}, listed: map[string]time.Time{}, touched: map[device.Unit]time.Time{}}
 	s.api = newAPIServer(s)
 	s.fabric = newChassis(s, gpuCount)
 	s.hosts, s.kubelets = map[string]*host{}, map[string]*kubelet{}
-	s.maxPerNode, s.coolDown = maxPerNode, coolDown
 	s.scheduler = newScheduler(s)
 	for i := range nodeCount {
 		h := &host{

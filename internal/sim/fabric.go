@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cohdi/cohdi-agent/internal/device"
+	"github.com/cohdi/cohdi-agent/internal/pool"
 )
 
 const (
@@ -107,11 +108,7 @@ func (m manager) ListAttached(ctx context.Context, machine device.Machine) ([]de
 		if c.down() {
 			return nil, unreachable(op)
 		}
-		list := []device.OnFabric{}
-		for _, g := range c.on(machine) {
-			list = append(list, device.OnFabric{ID: g.id, Machine: machine, Model: fabricModel, UUID: g.uuid, Health: g.health})
-		}
-		return list, nil
+		return c.list(machine), nil
 	})
 }
 
@@ -191,20 +188,50 @@ func (c *chassis) detach(p *process, machine device.Machine, id, op string) erro
 	return nil
 }
 
-func (m manager) Free(ctx context.Context, models []device.Model) (map[device.Model]int, error) {
-	return invoke(ctx, m.p, fabricCall("count", "count free devices", 50*time.Millisecond, time.Second), func() (map[device.Model]int, error) {
+func (m manager) Free(ctx context.Context, models []device.Model) (map[device.Model]pool.Supply, error) {
+	return invoke(ctx, m.p, fabricCall("count", "count free devices", 50*time.Millisecond, time.Second), func() (map[device.Model]pool.Supply, error) {
 		c := m.p.s.fabric
 		if c.down() {
 			return nil, unreachable("count free devices")
 		}
-		free := map[device.Model]int{}
-		if slices.Contains(models, gpuModel) {
-			for _, g := range c.gpus {
-				if g.machine == "" && g.health != device.HealthCritical {
-					free[gpuModel]++
-				}
+		n := 0
+		for _, g := range c.gpus {
+			if g.machine == "" && g.health != device.HealthCritical {
+				n++
 			}
+		}
+		free := map[device.Model]pool.Supply{}
+		if slices.Contains(models, gpuModel) {
+			free[gpuModel] = pool.Supply{Count: n}
 		}
 		return free, nil
 	})
+}
+
+// Attached is for the leader: what is attached to all machines, for devices that nobody of ours attached.
+func (m manager) Attached(ctx context.Context, machines []device.Machine) map[device.Machine][]device.OnFabric {
+	op := "list what is attached"
+	of, err := invoke(ctx, m.p, fabricCall("list all", op, 50*time.Millisecond, time.Second), func() (map[device.Machine][]device.OnFabric, error) {
+		c := m.p.s.fabric
+		if c.down() {
+			return nil, unreachable(op)
+		}
+		of := map[device.Machine][]device.OnFabric{}
+		for _, machine := range machines {
+			of[machine] = c.list(machine)
+		}
+		return of, nil
+	})
+	if err != nil {
+		return nil // a machine that could not be read is missing
+	}
+	return of
+}
+
+func (c *chassis) list(machine device.Machine) []device.OnFabric {
+	list := []device.OnFabric{}
+	for _, g := range c.on(machine) {
+		list = append(list, device.OnFabric{ID: g.id, Machine: machine, Model: fabricModel, UUID: g.uuid, Health: g.health})
+	}
+	return list
 }

@@ -4,6 +4,7 @@ package sim
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -88,12 +89,15 @@ func (s *Sim) noteOffers() {
 // remains says what is left of what nobody wants, empty if nothing is.
 func (s *Sim) remains() string {
 	for _, g := range s.fabric.gpus {
-		if g.machine != "" && g.machine != tenant && !g.foreign {
+		if g.machine != "" && g.machine != tenant && !g.foreign && !s.keeps(g) {
 			return fmt.Sprintf("%s is still attached to %s", g.id, s.hostOf(g.machine).node)
 		}
 	}
 	for _, name := range keys(s.api.objects[leases]) {
 		l, _ := leaseOf(s.api.objects[leases][name])
+		if g := s.fabric.byID(l.FabricDevice); g != nil && s.keeps(g) {
+			continue
+		}
 		return "there is still a lease: " + describe(l)
 	}
 	for _, name := range keys(s.api.objects[claims]) {
@@ -115,6 +119,11 @@ func (s *Sim) remains() string {
 		}
 	}
 	return ""
+}
+
+// keeps tells whether the device waits on its node for the node's minimum.
+func (s *Sim) keeps(g *gpu) bool {
+	return s.minPerNode > 0 && slices.ContainsFunc(s.leases(), func(l device.Lease) bool { return l.FabricDevice == g.id && l.Kept && l.Idle() })
 }
 
 // units are the units of the pool as the scheduler sees it.

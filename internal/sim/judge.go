@@ -40,6 +40,8 @@ type judge struct {
 	// allocated is when the claim's allocation was stored; listed is when a process last read all claims.
 	allocated map[string]time.Time
 	listed    map[string]time.Time
+	// touched is when the unit's lease was last written, made or deleted.
+	touched map[device.Unit]time.Time
 }
 
 func (s *Sim) breakIt(rule, format string, args ...any) {
@@ -74,6 +76,7 @@ func (s *Sim) changed(c change) {
 }
 
 func (s *Sim) leaseChanged(c change, before, after device.Lease) {
+	s.watch.touched[before.Unit], s.watch.touched[after.Unit] = s.now(), s.now()
 	if c.after == nil {
 		s.note("lease", "%s deleted", before.Unit)
 		s.leaseGone(before)
@@ -99,7 +102,9 @@ func (s *Sim) leaseChanged(c change, before, after device.Lease) {
 			s.breakIt("one-unit-one-device", "units %s and %s both have %s", after.Unit, other.Unit, after.FabricDevice)
 		}
 	}
-	if g := s.fabric.byID(after.FabricDevice); g != nil && g.foreign {
+	if g := s.fabric.byID(after.FabricDevice); g != nil && g.foreign && s.adopt {
+		g.foreign = false // taken in
+	} else if g != nil && g.foreign {
 		s.breakIt("foreign", "unit %s takes %s, which a person attached", after.Unit, g.id)
 	}
 }
@@ -466,6 +471,9 @@ func (s *Sim) toldInTime(p *pod) {
 		}
 		for _, r := range results(o) {
 			u, _ := device.UnitOfEntry(r.Device)
+			if s.now().Sub(s.watch.touched[u]) <= toldMost {
+				continue // it was held elsewhere, and came free since
+			}
 			l, leased := leaseOf(s.api.objects[leases][device.LeaseName(fabricID, u)])
 			if conditionOf(o, r) == "" && (!leased || l.Node == p.waiting && l.HeldBy == "") {
 				s.breakIt("not-told", "claim %s has waited %s for unit %s and heard nothing; its lease: %s", name, toldMost, u, describe(l))

@@ -32,6 +32,12 @@ func RandomScript(seed uint64) Script {
 	p.nodes += p.r.IntN(3)
 	coolDowns := []string{"10s", "20s", "1m", "5m"}
 	lines := []string{fmt.Sprintf("cluster seed=%d nodes=%d gpus=%d max=%d cooldown=%s", seed, p.nodes, 1+p.r.IntN(4), p.r.IntN(3), coolDowns[p.r.IntN(len(coolDowns))])}
+	if p.one(6) {
+		lines[0] += " min=1"
+	}
+	if p.one(8) {
+		lines[0] += " adopt"
+	}
 	if p.one(12) {
 		lines = append(lines, "foreign "+p.node())
 	}

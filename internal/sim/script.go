@@ -71,7 +71,9 @@ func Run(ctx context.Context, b Bubble, script Script, o Options, finish bool) (
 	if err != nil {
 		return res, fmt.Errorf("cooldown: %w", err)
 	}
-	s.build(ctx, number(set["nodes"], 2), number(set["gpus"], 2), number(set["max"], 0), coolDown)
+	_, s.adopt = set["adopt"]
+	s.coolDown, s.minPerNode, s.maxPerNode = coolDown, number(set["min"], 0), number(set["max"], 0)
+	s.build(ctx, number(set["nodes"], 2), number(set["gpus"], 2))
 	defer s.close()
 	for _, c := range script[1:] {
 		if s.watch.broken != nil {

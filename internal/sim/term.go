@@ -39,6 +39,7 @@ const (
 	writeDeadline = 10 * time.Second
 	readySettle   = 10 * time.Second
 	agentAway     = time.Minute
+	adoptAfter    = 2 * time.Minute
 )
 
 // ballot is a candidate's part in the election.
@@ -139,8 +140,10 @@ func (p *process) lead() {
 	t.steps = &stepper{p: p, key: "leader", ctx: t.ctx, debounce: leaderBounce, resync: countEvery, after: func() {}}
 	t.open()
 	t.loop = leader.New(leader.Config{
-		Fabric: fabricID, Models: func() []pool.Model { return []pool.Model{{Name: gpuModel, Max: p.s.maxPerNode}} },
-		Settings:   pool.Settings{CoolDown: p.s.coolDown, ReadySettle: readySettle, AgentAway: agentAway},
+		Fabric: fabricID, Models: func() []pool.Model {
+			return []pool.Model{{Name: gpuModel, FabricModel: fabricModel, Min: p.s.minPerNode, Max: p.s.maxPerNode}}
+		},
+		Settings:   pool.Settings{CoolDown: p.s.coolDown, ReadySettle: readySettle, AgentAway: agentAway, Adopt: p.s.adopt, AdoptAfter: adoptAfter},
 		CountEvery: countEvery, CountPause: countPause, Debounce: leaderBounce, Retry: retry,
 		CallDeadline: callDeadline, WriteDeadline: writeDeadline,
 		Leases: t.store, Claims: leaderClaims{t.claims, t}, Nodes: leaderNodes{t}, Publisher: publisher{t},
@@ -287,9 +290,9 @@ func (e election) StillLeads(ctx context.Context) error {
 
 type leaderObserver struct{ t *term }
 
-func (leaderObserver) Operated(context.Context, pool.Op, error)             {}
-func (leaderObserver) Refused(context.Context, pool.Refusal)                {}
-func (leaderObserver) Counted(context.Context, map[device.Model]int, error) {}
+func (leaderObserver) Operated(context.Context, pool.Op, error)                     {}
+func (leaderObserver) Refused(context.Context, pool.Refusal)                        {}
+func (leaderObserver) Counted(context.Context, map[device.Model]pool.Supply, error) {}
 func (o leaderObserver) Decided(_ context.Context, p pool.Plan) {
 	o.t.p.s.ask(o.t.p.name+" decided", func() { o.t.p.s.decided(o.t.p, p) })
 }
