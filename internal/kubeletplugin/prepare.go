@@ -192,11 +192,11 @@ func (p *Plugin) tryPrepare(ctx context.Context, claim *resourceapi.ResourceClai
 	for i := range devices {
 		devices[i].UUID = gpus[i].UUID
 	}
-	completed, err := p.reserve(ctx, claim, devices)
+	fresh, completed, err := p.reserve(ctx, claim, devices)
 	if err != nil {
 		return nil, err
 	}
-	if err = p.confirm(ctx, claim, devices, leases); err != nil {
+	if err = p.confirm(ctx, claim, devices, leases, fresh); err != nil {
 		return nil, errors.Join(err, p.undo(ctx, claim.UID))
 	}
 	common, own, err := p.s.Specs.Edits(ctx, gpus)
@@ -298,9 +298,9 @@ func attemptText(a device.Attempt) string {
 	return "claim " + a.Claim() + " allocated at " + a.AllocatedAt
 }
 
-// reserve writes ahead that the claim gets the devices, unless another one has them. completed tells
-// that an earlier call went the whole way.
-func (p *Plugin) reserve(ctx context.Context, claim *resourceapi.ResourceClaim, devices []preparedDevice) (completed bool, err error) {
+// reserve writes ahead that the claim gets the devices, unless another one has them. fresh tells that
+// it had not been written before, completed that an earlier call went the whole way.
+func (p *Plugin) reserve(ctx context.Context, claim *resourceapi.ResourceClaim, devices []preparedDevice) (fresh, completed bool, err error) {
 	err = p.checkpoint.update(ctx, func(r *record) (bool, error) {
 		if r.Rebuild {
 			return false, waitFor("the checkpoint to be rebuilt from device leases")
@@ -315,6 +315,7 @@ func (p *Plugin) reserve(ctx context.Context, claim *resourceapi.ResourceClaim, 
 		old := r.Claims[claim.UID]
 		switch {
 		case old == nil:
+			fresh = true
 		case old.Rebuilt:
 			// What it held is known now. It may have been answered: it stays completed.
 			e.State = prepareCompleted
@@ -331,13 +332,14 @@ func (p *Plugin) reserve(ctx context.Context, claim *resourceapi.ResourceClaim, 
 		r.Claims[claim.UID] = e
 		return true, nil
 	})
-	return completed, err
+	return fresh, completed, err
 }
 
 // confirm makes sure that nobody has begun to release a unit before the reservation was stored. Whoever
 // releases one stores that in the lease first and looks for reservations then; here it is the other way
-// round, so one of the two sees the other.
-func (p *Plugin) confirm(ctx context.Context, claim *resourceapi.ResourceClaim, devices []preparedDevice, leases []device.Lease) error {
+// round, so one of the two sees the other. A note in the lease counts only if the reservation is as old: what it
+// rests on may have been undone, and the note is then taken off by whoever sees that.
+func (p *Plugin) confirm(ctx context.Context, claim *resourceapi.ResourceClaim, devices []preparedDevice, leases []device.Lease, fresh bool) error {
 	for i, d := range devices {
 		if _, ready := device.UnitOfEntry(d.Entry); ready && !d.Admin {
 			if !slices.Contains(leases[i].PreparedFor, string(claim.UID)) {
@@ -345,6 +347,11 @@ func (p *Plugin) confirm(ctx context.Context, claim *resourceapi.ResourceClaim, 
 					return waitFor("the device lease of unit %s to take the claim: %v", d.Unit, err)
 				}
 				continue
+			}
+			if fresh {
+				// Of a try that was undone. Until it is written anew, the node's loop may be about to take it off.
+				err := p.s.Leases.Unprepared(ctx, leases[i], claim.UID)
+				return waitFor("the device lease of unit %s to take the claim anew: %v", d.Unit, err)
 			}
 		}
 		if _, err := p.usable(ctx, claim, d); err != nil {

@@ -108,11 +108,11 @@ func TestPrepareLosesToRelease(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if _, err = p.reserve(t.Context(), c, devices); err != nil {
+				if _, _, err = p.reserve(t.Context(), c, devices); err != nil {
 					t.Fatal(err)
 				}
 				w.change(func(l *device.Lease) { l.Phase = device.Releasing })
-				if err = p.confirm(t.Context(), c, devices, leases); err == nil {
+				if err = p.confirm(t.Context(), c, devices, leases, true); err == nil {
 					t.Error("a unit that is being released was taken")
 				}
 				if err = p.undo(t.Context(), c.UID); err != nil {
@@ -484,9 +484,10 @@ func TestPrepareResumesAfterCrash(t *testing.T) {
 			w.t.Fatal(err)
 		}
 		devices[0].UUID = gpus[0].UUID
+		var fresh bool
 		for _, step := range []func() error{
-			func() error { _, err := p.reserve(w.t.Context(), c, devices); return err },
-			func() error { return p.confirm(w.t.Context(), c, devices, leases) },
+			func() (err error) { fresh, _, err = p.reserve(w.t.Context(), c, devices); return err },
+			func() error { return p.confirm(w.t.Context(), c, devices, leases, fresh) },
 			func() error {
 				common, own, err := p.s.Specs.Edits(w.t.Context(), gpus)
 				return errors.Join(err, p.specs.write(c.UID, devices, common, own))
