@@ -149,8 +149,13 @@ func changes(before, after device.Lease) []event {
 		add(false, false, ReasonAttached, actionAttach, "%s", where)
 	case after.Phase == device.Attached:
 		add(false, false, ReasonAttached, actionObserve, "GPU %s (%s) stays: it is wanted here again", after.Unit, after.Model)
+	case after.Phase == device.Failed && before.Phase == device.Attached && claimed:
+		for _, onClaim := range []bool{false, true} {
+			add(onClaim, true, ReasonLost, actionObserve, "GPU %s (%s) was lost on node %s while the claim had it: %s: %s",
+				after.Unit, after.Model, after.Node, after.Failure.Reason, after.Failure.Message)
+		}
 	case after.Phase == device.Failed:
-		if claimed && before.Phase != device.Attached && before.Phase != device.Releasing {
+		if claimed && before.Phase != device.Releasing {
 			add(true, true, ReasonAttachFailed, actionAttach, "attach of GPU %s (%s) to node %s: %s: %s",
 				after.Unit, after.Model, after.Node, after.Failure.Reason, after.Failure.Message)
 		}
@@ -182,18 +187,6 @@ func (e *Events) Refused(attempts []device.Attempt, pods []Pod, reason, message 
 	}
 	for _, p := range pods {
 		e.pod(p, ReasonRefused, actionAttach, reason+": "+message)
-	}
-}
-
-// Lost tells that a GPU vanished under the Pods that use it.
-func (e *Events) Lost(l device.Lease, pods []Pod, why string) {
-	note := fmt.Sprintf("GPU %s (%s) vanished from node %s: %s", l.Unit, l.Model, l.Node, why)
-	e.record(event{warning: true, reason: ReasonLost, action: actionObserve, note: note, unit: leaseRef(l)}, device.Attempt{})
-	if !l.Attempt.IsZero() {
-		e.record(event{onClaim: true, warning: true, reason: ReasonLost, action: actionObserve, note: note}, l.Attempt)
-	}
-	for _, p := range pods {
-		e.pod(p, ReasonLost, actionObserve, note)
 	}
 }
 

@@ -97,6 +97,14 @@ func TestStored(t *testing.T) {
 			"Node n1: Warning Observe GPUFailed: GPU a100-0 (a100), attaching: NoCapacity: the manager says none is free",
 		}},
 		{"idle", attached, idle, []string{"Node n1: Normal Observe GPUIdle: GPU a100-0 (a100) is idle: any Pod on this node can have it at once"}},
+		{"lost in use", attached, func() device.Lease {
+			l := attached
+			l.Phase, l.Failure = device.Failed, device.Failure{Reason: "Vanished", Message: "the link is down"}
+			return l
+		}(), []string{
+			"Node n1: Warning Observe GPULost: GPU a100-0 (a100) was lost on node n1 while the claim had it: Vanished: the link is down",
+			"ResourceClaim ns/c1: Warning Observe GPULost: GPU a100-0 (a100) was lost on node n1 while the claim had it: Vanished: the link is down",
+		}},
 		{"still idle", idle, idle, nil},
 		{"releasing", idle, func() device.Lease { l := idle; l.Phase = device.Releasing; return l }(), []string{
 			"Node n1: Normal Release GPUReleasing: GPU a100-0 (a100) goes back to the pool",
@@ -128,7 +136,6 @@ func TestOtherEvents(t *testing.T) {
 	e.Released(device.Lease{Fabric: "f1", Unit: "a100-1", Model: "a100", Node: "n2", NodeUID: "uid-2"})
 	e.Deleted(l)
 	e.Refused([]device.Attempt{claim}, pods, "NoCapacity", strings.Repeat("x", 2000))
-	e.Lost(l, pods, "the link is down")
 	e.Conflict(nil)
 	e.Conflict([]Advertiser{{Name: "nvidia.com/gpu", Devices: 8}})
 	e.Foreign("f1", device.OnFabric{ID: "res-1", Model: "NVIDIA-A100", UUID: "GPU-1"})
@@ -143,9 +150,6 @@ func TestOtherEvents(t *testing.T) {
 		"Node n1: Normal Release GPUReturned: GPU a100-0 (a100) is back in the pool of fabric f1",
 		"ResourceClaim ns/c1: Warning Attach GPURefused: " + long,
 		"Pod ns/p1: Warning Attach GPURefused: " + long,
-		"Node n1: Warning Observe GPULost: GPU a100-0 (a100) vanished from node n1: the link is down",
-		"ResourceClaim ns/c1: Warning Observe GPULost: GPU a100-0 (a100) vanished from node n1: the link is down",
-		"Pod ns/p1: Warning Observe GPULost: GPU a100-0 (a100) vanished from node n1: the link is down",
 		"Node n1: Warning Observe GPUConflict: " + ConflictCondition([]Advertiser{{Name: "nvidia.com/gpu", Devices: 8}}).Message,
 		"Node n1: Warning Observe GPUForeign: fabric f1 lists device res-1 (NVIDIA-A100, GPU-1) on this node's machine, and no device lease says why: another tenant or a person attached it; it is neither handed out nor detached",
 		"Node n1: Warning Observe GPUForeign: fabric f1 lists device res-2 (NVIDIA-A100, of unknown identity) on this node's machine, and no device lease says why: another tenant or a person attached it; it is neither handed out nor detached",
