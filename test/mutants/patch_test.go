@@ -3,6 +3,8 @@
 package main
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -25,6 +27,34 @@ func TestPatch(t *testing.T) {
 	for _, bad := range []string{"", "what\n", "what\n--- a/x\n+++ b/x\n a\n"} {
 		if _, err := parsePatch(bad); err == nil {
 			t.Errorf("parse %q: no error", bad)
+		}
+	}
+}
+
+// TestVariantsApply: what the patches change is still there.
+func TestVariantsApply(t *testing.T) {
+	root := filepath.Join("..", "..")
+	files, err := filepath.Glob(filepath.Join(root, dir, "*.patch"))
+	if err != nil || len(files) == 0 {
+		t.Fatal("there are no variants", err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := parsePatch(string(text))
+		if err != nil {
+			t.Errorf("%s: %v", file, err)
+		}
+		for name, hunks := range p.files {
+			source, err := os.ReadFile(filepath.Join(root, name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := apply(string(source), hunks); err != nil {
+				t.Errorf("%s: %s: %v", filepath.Base(file), name, err)
+			}
 		}
 	}
 }
