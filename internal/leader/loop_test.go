@@ -46,6 +46,7 @@ type rig struct {
 	freeErr   error
 	hang      chan struct{} // a count does not end before
 	counts    int
+	plans     []pool.Plan
 	notLeader error
 	log       []string
 }
@@ -277,7 +278,12 @@ func (r *rig) Operated(_ context.Context, op pool.Op, err error) {
 }
 func (r *rig) Refused(context.Context, pool.Refusal)                        {}
 func (r *rig) Counted(context.Context, map[device.Model]pool.Supply, error) {}
-func (r *rig) Decided(context.Context, pool.Plan)                           {}
+
+func (r *rig) Decided(_ context.Context, p pool.Plan) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.plans = append(r.plans, p)
+}
 
 func attempt(claim, node, entry string) device.Attempt {
 	return device.Attempt{Namespace: "team", Name: claim, UID: "uid-" + claim, AllocatedAt: "2026-01-02T03:04:00Z", Node: node, Pool: "fabric-0", Entry: entry}
@@ -366,7 +372,7 @@ func TestClaimComesAndGoes(t *testing.T) {
 		t.Helper()
 		r.claims(attempt("c", "n1", "a100-0"))
 		r.settle(t, l)
-		r.expect(t, "allocated", "create a100-0 for c on n1", "publish [a100-0 a100-1]")
+		r.expect(t, "allocated", "create a100-0 for c on n1")
 		if diff := cmp.Diff(device.Lease{
 			Fabric: "0", Unit: "a100-0", Model: "a100", Node: "n1", NodeUID: "uid-n1", Machine: "m-n1", Phase: device.Assigned,
 			Attempt: attempt("c", "n1", "a100-0"), AcquiredAt: start, ChangedAt: start, Version: "1",
@@ -618,7 +624,7 @@ func TestKept(t *testing.T) {
 		r.expect(t, "leads no more", "Create a100-1 did not go through: another leads")
 		r.notLeader = nil
 		r.settle(t, l)
-		r.expect(t, "nobody has it", "create a100-1 for  on n1", "publish [a100-0 a100-1]")
+		r.expect(t, "nobody has it", "create a100-1 for  on n1")
 		if got := r.leases["a100-1"]; !got.Kept || got.Phase != device.Assigned {
 			t.Errorf("lease %+v", got)
 		}
@@ -863,15 +869,15 @@ func TestDebounce(t *testing.T) {
 			synctest.Wait()
 		}
 		rest()
-		r.said()
+		r.plans = nil
 		r.claims(attempt("c", "n1", "a100-0"))
 		l.Poke()
 		synctest.Wait()
 		r.claims(attempt("c", "n1", "a100-0"), attempt("d", "n2", "a100-1"))
 		l.Poke()
 		rest()
-		if got := r.said(); len(got) < 3 || got[0] != "create a100-0 for c on n1" || got[1] != "create a100-1 for d on n2" {
-			t.Errorf("%q", got)
+		if len(r.plans) == 0 || len(r.plans[0].Ops) != 2 {
+			t.Errorf("the first plan is not for both claims: %+v", r.plans)
 		}
 	})
 }

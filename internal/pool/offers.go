@@ -95,23 +95,20 @@ type taintRule struct {
 	state, why string
 }
 
-// Words that depend on the lease.
-const (
-	itsReason = "its reason"
-	itsPhase  = "its phase"
-)
+// itsReason is the word that depends on the lease.
+const itsReason = "its reason"
 
 // taint is what the first rule that applies says; the last one applies always.
 func taint(rules []taintRule, v *view) (Effect, string) {
 	r := rules[slices.IndexFunc(rules, func(r taintRule) bool { return r.when(v) })]
-	switch r.word {
-	case itsReason:
+	if r.word == itsReason {
 		return r.effect, v.lease.Failure.Reason
-	case itsPhase:
-		return r.effect, string(v.lease.Phase)
 	}
 	return r.effect, r.word
 }
+
+// coming: the unit is on its way to a node.
+func (v *view) coming() bool { return v.phase() == device.Assigned || v.phase() == device.Attaching }
 
 // evicted: the Pod that was bound by this entry has lost its device, or will not get it. A Pod that still waits
 // for its binding is refused instead.
@@ -191,23 +188,21 @@ func readyRules() []taintRule {
 			"The Pod runs with a device that is gone, or would wait for it for ever.",
 		},
 		{
-			func(v *view) bool { return v.lease == nil }, NoSchedule, "NotAttached", "free",
-			"It is attached nowhere.",
+			func(v *view) bool { return v.lease == nil || v.coming() }, NoSchedule, "NotAttached", "free, or on its way to a node",
+			"It is attached nowhere yet; one word for both, since each change of an entry is a write of its slice.",
 		},
 		{
 			func(v *view) bool { return v.phase() == device.Failed }, NoSchedule, itsReason, "failed",
 			"It cannot be used, or may not.",
 		},
 		{
-			func(v *view) bool { return !v.lease.Attempt.IsZero() }, NoSchedule, "InUse", "a claim has it",
-			"The taint stands before the claim ends, so that the entry is untainted only once the unit is idle.",
+			func(v *view) bool {
+				return !v.lease.Attempt.IsZero() || !v.lease.Idle() && v.phase() != device.Releasing
+			}, NoSchedule, "InUse", "a claim has it, or it is not idle yet",
+			"The taint stands before the claim ends, so that the entry is untainted only once the unit is idle: a container or process may still use it.",
 		},
 		{
-			func(v *view) bool { return !v.lease.Idle() }, NoSchedule, itsPhase, "not idle",
-			"It is on its way, a container or process may still use it, or its lease was deleted, which is a wish to release it.",
-		},
-		{
-			func(v *view) bool { return v.cooled() }, NoSchedule, "CoolDown", "idle for the cool-down",
+			func(v *view) bool { return v.phase() == device.Releasing || v.cooled() }, NoSchedule, "Releasing", "going back, or idle for the cool-down",
 			"It goes back once the taint has settled; an allocation decided before is served all the same.",
 		},
 		{

@@ -53,7 +53,7 @@ func taintWords(r taintRule) string {
 	switch {
 	case r.effect == NoTaint:
 		return "none"
-	case r.word == itsReason || r.word == itsPhase:
+	case r.word == itsReason:
 		return fmt.Sprintf("`%s`, %s", r.effect, r.word)
 	}
 	return fmt.Sprintf("`%s`, `%s`", r.effect, r.word)
