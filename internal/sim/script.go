@@ -127,10 +127,17 @@ func verbs() map[string]verb {
 	}
 }
 
-// run lets time pass: a duration, or until=<what>.
+// run lets time pass: a duration, or until=<what>, which has to come within=<duration>.
 func (s *Sim) run(words []string) error {
-	const most = 2 * time.Hour
-	if len(words) != 1 {
+	most := 2 * time.Hour
+	if len(words) == 2 {
+		within, err := time.ParseDuration(options(words[1:])["within"])
+		if err != nil {
+			return err
+		}
+		most = within
+	}
+	if len(words) == 0 || len(words) > 2 {
 		return fmt.Errorf("run takes a duration or until=<what>")
 	}
 	what, until := strings.CutPrefix(words[0], "until=")
