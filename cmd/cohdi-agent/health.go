@@ -128,6 +128,7 @@ func (h *healthMonitor) patients() []patient {
 			continue
 		}
 		p := patient{UnitHealth: kubeletplugin.UnitHealth{Fabric: l.Fabric, Unit: l.Unit}, uuid: l.UUID, fabric: l.FabricDevice}
+		p.signs.Releasing = l.Phase == device.Releasing
 		if l.Phase == device.Failed {
 			p.signs.Failure = l.Failure
 		}
@@ -162,6 +163,12 @@ func (h *healthMonitor) look(ctx context.Context) {
 	sight, err := h.host.Observe(ctx)
 	if err != nil {
 		sight.NVMLState = err.Error()
+	}
+	h.mu.Lock()
+	first := len(h.units) == 0
+	h.mu.Unlock()
+	if first {
+		h.listen(ctx, nil) // what the driver said of GPUs while nobody looked is not of these
 	}
 	h.listen(ctx, all)
 	now := h.clock.Now()

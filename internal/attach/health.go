@@ -12,10 +12,10 @@ import (
 type Signs struct {
 	// Failure is the lease's, empty while the unit has not failed.
 	Failure device.Failure
-	// Shown: NVML shows the GPU. Draining: it does, on its way out. NVMLState is empty when NVML answers,
-	// else why it does not.
-	Shown, Draining bool
-	NVMLState       string
+	// Releasing: it goes back to the pool. Shown: NVML shows the GPU. Draining: it does, on its way out.
+	// NVMLState is empty when NVML answers, else why it does not.
+	Releasing, Shown, Draining bool
+	NVMLState                  string
 	// XID is the last critical error that the driver reported of the GPU, 0 if none.
 	XID uint64
 	// Fabric is the manager's word, empty where it has none; FabricText is what it said.
@@ -34,7 +34,7 @@ func Healthy(s Signs) (device.Health, string) {
 		return device.HealthCritical, "the fabric manager says " + s.FabricText
 	case s.NVMLState != "":
 		return device.HealthUnknown, "NVML does not answer: " + s.NVMLState
-	case s.Draining:
+	case s.Draining, s.Releasing:
 		return device.HealthUnknown, "it is being released"
 	case !s.Shown:
 		return device.HealthCritical, "the driver does not show it any more"

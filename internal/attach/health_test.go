@@ -29,6 +29,7 @@ func TestHealthy(t *testing.T) {
 		{"an error, and then a driver that hangs by it", Signs{XID: 79, NVMLState: "hung"}, device.HealthCritical, "the driver reported XID 79"},
 		{"gone from the driver", Signs{}, device.HealthCritical, "the driver does not show it any more"},
 		{"no driver to ask", Signs{NVMLState: "not loaded"}, device.HealthUnknown, "NVML does not answer: not loaded"},
+		{"goes back, and is off the bus", Signs{Releasing: true}, device.HealthUnknown, "it is being released"},
 		{"on its way out", Signs{Draining: true}, device.HealthUnknown, "it is being released"},
 		{"its unit failed", with(func(s *Signs) { s.Failure = device.Failure{Reason: "Vanished", Message: "pulled"} }), device.HealthCritical, "Vanished: pulled"},
 	} {

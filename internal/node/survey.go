@@ -26,6 +26,12 @@ type Observable interface {
 	Observe(ctx context.Context) (Sight, error)
 }
 
+// SurveyHost is an Observable whose driver can be made to see what has come.
+type SurveyHost interface {
+	Observable
+	Discover(ctx context.Context) error
+}
+
 // SurveyConfig is what a Survey is made of.
 type SurveyConfig struct {
 	Node    string
@@ -39,7 +45,7 @@ type SurveyConfig struct {
 	BuiltIn map[device.PCIAddress]bool
 
 	Leases interface{ List() []device.Lease }
-	Host   Observable
+	Host   SurveyHost
 	// Resync is how often the list is read unasked. The nodes of a fabric should not all use the same.
 	Resync time.Duration
 	// RetryFirst and RetryMost pace what failed, or did not help.
@@ -63,7 +69,7 @@ type Found struct {
 	Pending bool
 }
 
-// Survey tells whose the GPUs of this node are. It changes nothing.
+// Survey tells whose the GPUs of this node are. It changes nothing, but has NVML look at what came by itself.
 type Survey struct {
 	cfg   SurveyConfig
 	poked chan struct{}
@@ -77,6 +83,8 @@ type Survey struct {
 	trouble  string
 	ours     map[string]bool
 	pooled   map[device.GPUUUID]bool
+	// discovered are the GPUs for which NVML was asked to look.
+	discovered map[device.PCIAddress]bool
 
 	mu    sync.Mutex // guards the following
 	found Found
@@ -88,6 +96,7 @@ func NewSurvey(cfg SurveyConfig) *Survey {
 	return &Survey{
 		cfg: cfg, poked: make(chan struct{}, 1), since: map[device.PCIAddress]attach.Present{},
 		trouble: cfg.Trouble, pause: cfg.RetryFirst, ours: map[string]bool{}, pooled: map[device.GPUUUID]bool{},
+		discovered: map[device.PCIAddress]bool{},
 	}
 }
 
@@ -133,7 +142,7 @@ func (s *Survey) sleep(ctx context.Context, pause time.Duration, poke <-chan str
 // though nothing happened.
 func (s *Survey) Step(ctx context.Context) time.Time {
 	look, cancel := context.WithTimeout(ctx, s.cfg.LocalDeadline)
-	sight, err := s.cfg.Host.Observe(look)
+	sight, err := s.observe(look)
 	cancel()
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "The host's GPUs cannot be observed; whose they are stays as it was known")
@@ -150,6 +159,39 @@ func (s *Survey) Step(ctx context.Context) time.Time {
 	}
 	s.tell(Found{Places: places, Listed: s.listed, Trouble: s.trouble, Pending: s.cfg.Manager != nil && s.listedAt.IsZero()})
 	return s.next(places.ListAgain)
+}
+
+// observe has NVML look, once, for a GPU that came and is not on any unit's way.
+func (s *Survey) observe(ctx context.Context) (Sight, error) {
+	sight, err := s.cfg.Host.Observe(ctx)
+	if err != nil || !s.undiscovered(sight) {
+		return sight, err
+	}
+	if err := s.cfg.Host.Discover(ctx); err != nil {
+		klog.FromContext(ctx).Info("The driver's library does not look for GPUs that came; whose they are stays unknown", "err", err)
+		return sight, nil
+	}
+	return s.cfg.Host.Observe(ctx)
+}
+
+// undiscovered: the driver has a GPU that NVML does not show. While a unit comes or goes that is its holder's.
+func (s *Survey) undiscovered(sight Sight) bool {
+	maps.DeleteFunc(s.discovered, func(at device.PCIAddress, _ bool) bool {
+		return !slices.ContainsFunc(sight.Bus, func(f attach.Function) bool { return f.Address == at })
+	})
+	if sight.NVMLState != "" || slices.ContainsFunc(s.cfg.Leases.List(), func(l device.Lease) bool {
+		return l.Node == s.cfg.Node && l.Phase != device.Attached && l.Phase != device.Failed
+	}) {
+		return false
+	}
+	found := false
+	for _, f := range sight.Bus {
+		shown := slices.ContainsFunc(sight.NVML, func(g attach.GPU) bool { return g.Address == f.Address })
+		if f.Driver != "" && !shown && !s.discovered[f.Address] {
+			s.discovered[f.Address], found = true, true
+		}
+	}
+	return found
 }
 
 // classify takes what the host shows now.
@@ -225,7 +267,7 @@ func (s *Survey) remember(gpus []attach.Present, leases []device.Lease) {
 
 // due tells whether the manager is to be asked now.
 func (s *Survey) due(again bool) bool {
-	return s.cfg.Manager != nil && !s.cfg.Clock.Now().Before(s.next(again))
+	return s.cfg.Manager != nil && (s.triedAt.IsZero() || !s.cfg.Clock.Now().Before(s.next(again)))
 }
 
 // next is when the manager is to be asked next, or, where there is none, when to look again.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/cohdi/cohdi-agent/internal/attach"
@@ -27,10 +28,18 @@ type site struct {
 	asked  int
 	told   int
 	survey *Survey
+	// hidden are GPUs on the bus that NVML shows once it is asked to look; looked counts that.
+	hidden []attach.GPU
+	looked int
 }
 
 func (s *site) Observe(context.Context) (Sight, error) { return s.sight, nil }
-func (s *site) List() []device.Lease                   { return s.leases }
+func (s *site) Discover(context.Context) error {
+	s.looked++
+	s.sight.NVML, s.hidden = append(s.sight.NVML, s.hidden...), nil
+	return nil
+}
+func (s *site) List() []device.Lease { return s.leases }
 func (s *site) ListAttached(context.Context, device.Machine) ([]device.OnFabric, error) {
 	s.asked++
 	s.clock.Step(time.Millisecond)
@@ -135,6 +144,43 @@ func TestSurveyOfForeignDevices(t *testing.T) {
 	s.plug(1)
 	s.clock.Step(surveyRetry)
 	s.expect("the same card was put in for good", 4, attach.BuiltIn)
+}
+
+// A GPU that came by itself is shown by NVML only when that is asked to look: once, and not while a unit is on its way.
+func TestSurveyDiscovers(t *testing.T) {
+	s := newSite(t, nil)
+	s.expect("an empty bus", 1)
+	s.clock.Step(surveyRetry)
+	s.leases = []device.Lease{{Node: "n1", Unit: "a100-0", Phase: device.Attaching}}
+	s.plug(1)
+	s.hidden, s.sight.NVML = s.sight.NVML, nil
+	s.survey.Step(t.Context())
+	if s.looked != 0 {
+		t.Errorf("NVML was asked to look while a unit is on its way")
+	}
+	s.leases = nil
+	s.clock.Step(surveyRetry)
+	s.survey.Step(t.Context())
+	if f, _ := s.survey.Found(); len(f.GPUs) != 1 || f.GPUs[0].Owner != attach.BuiltIn {
+		t.Errorf("found %+v, want a built-in GPU", f.GPUs)
+	}
+	s.plug(2)
+	s.sight.NVML = s.sight.NVML[:1]
+	for range 3 {
+		s.survey.Step(t.Context())
+	}
+	if s.looked != 2 {
+		t.Errorf("NVML was asked to look %d times, want once for each GPU", s.looked)
+	}
+}
+
+// A clock that runs on while it is read does not put the first list off.
+func TestSurveyListsAtOnce(t *testing.T) {
+	s := newSite(t, func(c *SurveyConfig) { c.Clock = clock.RealClock{} })
+	s.survey.Step(t.Context())
+	if s.asked != 1 {
+		t.Errorf("the manager was asked %d times, want at once", s.asked)
+	}
 }
 
 // On our own units the manager is not asked once more than their way needs.

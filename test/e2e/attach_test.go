@@ -44,15 +44,16 @@ func TestAttachFails(t *testing.T) {
 		within time.Duration
 	}{
 		{"refused", refused, words, soon},
-		{"no answer in time", attachCall(simapi.Fault{Action: simapi.ActionHang, Count: 1}), "AttachTimeout", 45 * time.Second},
+		{"no answer in time", attachCall(simapi.Fault{Action: simapi.ActionHang}), "AttachTimeout", 45 * time.Second},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s := begin(t)
 			h := s.watch()
-			s.fault(tc.fault)
+			name := s.fault(tc.fault)
 			s.template("one", a100, 1)
 			s.pod("pod", claiming("one"))
 			said := s.failed(h, tc.within, tc.words)
+			s.unfault(name)
 			s.runs("pod", again)
 			s.sees("pod")
 			first, _ := device.UnitOfEntry(said.entry)
