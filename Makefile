@@ -8,6 +8,7 @@ CHASSIS ?= test/chassis/demo.yaml
 RUN     ?= .
 VERSION ?= $(shell git describe --always --dirty --tags 2>/dev/null || echo dev)
 PARTS   ?= a,b,c,d
+SIZES   ?= 2,100,1000
 SEEDS   ?= 2000
 FROM    ?= 1
 
@@ -27,9 +28,9 @@ demo: tools programs image ## Show the main job on a real cluster: KEEP=1 leaves
 	@$(BIN)/cohdi-demo
 
 .PHONY: bench
-bench: tools programs image ## Measure it on a real cluster: PARTS=a,c chooses; docs/performance.md explains
+bench: tools programs image ## Measure it on a real cluster: PARTS=a,c and SIZES=2,100 choose; docs/performance.md explains
 	go test -c -o $(BIN)/cohdi-agents.test ./cmd/cohdi-agent
-	go run ./test/bench -parts $(PARTS)
+	go run ./test/bench -parts $(PARTS) -sizes $(SIZES)
 
 .PHONY: test
 test: tools static unit-race cluster-test e2e ## Every test that takes less than half an hour

@@ -69,14 +69,17 @@ func (b *bench) growth(ctx context.Context) error {
 	var all []*grown
 	members := &members{b: b}
 	for _, n := range b.o.sizes {
-		g, err := b.grow(ctx, members, n, filepath.Join(dir, strconv.Itoa(n)))
-		if err != nil {
-			return fmt.Errorf("part d, %d nodes: %w", n, err)
+		var g *grown
+		if g, err = b.grow(ctx, members, n, filepath.Join(dir, strconv.Itoa(n))); err != nil {
+			err = fmt.Errorf("part d, %d nodes: %w", n, err)
+			break // what was measured with fewer is told all the same
 		}
 		all = append(all, g)
 	}
-	b.reportGrowth(all)
-	return flat(all)
+	if len(all) > 0 {
+		b.reportGrowth(all)
+	}
+	return errors.Join(err, flat(all))
 }
 
 // flat fails if an attach takes more calls on more nodes.
