@@ -105,6 +105,11 @@ func (o *Observation) strangers() []string {
 	return ids
 }
 
+// strangersOld: the list shows what others attached, and is no longer of this moment.
+func (o *Observation) strangersOld() bool {
+	return len(o.strangers()) > 0 && o.Now.Sub(o.ListTriedAt) > o.Settings.Look
+}
+
 // unchanged: the machine has the very strangers that were stored before the call.
 func (o *Observation) unchanged() bool { return slices.Equal(o.strangers(), o.Lease.SetBefore) }
 

@@ -80,7 +80,7 @@ func assigned() []rule {
 		{"unknown model", func(o *Observation) bool { return o.FabricModel == "" }, (*Observation).failUnknownModel, "Without the manager's word for the model nothing can be asked; another node may have the newer configuration."},
 		{"too late", (*Observation).late, (*Observation).failLate, "The Pod is placed elsewhere in time, and the scheduler's own 10 minutes do not pass."},
 		{"machine busy", func(o *Observation) bool { return o.MachineBusy }, (*Observation).waitForMachine, "What one call brings could not be told from what another brings."},
-		{"look first", func(o *Observation) bool { return !o.Fresh }, (*Observation).list, "What comes is told by what was there before."},
+		{"look first", func(o *Observation) bool { return !o.Fresh || o.strangersOld() }, (*Observation).list, "What comes is told by what was there before; what others attached, they may take away at any moment, and the manager may give us that very device."},
 		{"write ahead", always, (*Observation).storeIntent, "After a crash the next run must know that the fabric may have been asked, and what was there before."},
 	}
 }

@@ -172,6 +172,7 @@ var table = map[device.Phase][]row{
 				t.Errorf("intent (-want +got):\n%s", diff)
 			}
 		}},
+		{situation: "others' devices were there a while ago", mods: with(alsoHere("d9", model), looked(10*time.Second)), rule: "look first", want: ListFabric},
 		{situation: "other devices are there", mods: with(alsoHere("d9", model), alsoHere("d2", "H100")), rule: "write ahead", want: StoreIntent, check: func(t *testing.T, d Decision) {
 			t.Helper()
 			if diff := cmp.Diff([]string{"d2", "d9"}, d.Lease.SetBefore); diff != "" {

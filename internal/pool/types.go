@@ -55,7 +55,7 @@ type Settings struct {
 	NodeSlots map[string]int
 }
 
-// NeedsAttached: what the machines have without a lease decides something. It costs the manager a request for
+// NeedsAttached tells whether what the machines have without a lease decides something. It costs the manager a request for
 // each machine; else every node tells for itself.
 func (s *Settings) NeedsAttached() bool { return s.Adopt || s.Slots > 0 || len(s.NodeSlots) > 0 }
 
