@@ -7,6 +7,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -329,22 +330,22 @@ func TestStore_reports_what_it_cannot_read(t *testing.T) {
 func TestStore_tells_that_it_may_not_list(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := newAPIServer(t)
-		refused := true
+		var passed atomic.Bool
 		api.PrependReactor("list", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
-			return refused, nil, apierrors.NewForbidden(coordinationv1.Resource("leases"), "", errors.New("the role is gone"))
+			return !passed.Load(), nil, apierrors.NewForbidden(coordinationv1.Resource("leases"), "", errors.New("the role is gone"))
 		})
-		told := 0
+		var told atomic.Int32
 		o := storeOptions(api)
-		o.Changed = func(string) { told++ }
+		o.Changed = func(string) { told.Add(1) }
 		s := must(NewFabricStore("0", o))(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		go s.Run(ctx)
 		defer func() { cancel(); synctest.Wait() }()
 		synctest.Wait()
-		if err := s.Refused(); err == nil || !strings.Contains(err.Error(), "the role is gone") || told == 0 {
-			t.Errorf("refused: %v, told %d times; want the API server's words", err, told)
+		if err := s.Refused(); err == nil || !strings.Contains(err.Error(), "the role is gone") || told.Load() == 0 {
+			t.Errorf("refused: %v, told %d times; want the API server's words", err, told.Load())
 		}
-		refused = false
+		passed.Store(true)
 		time.Sleep(5 * time.Minute)
 		if err := s.Refused(); err != nil || !s.HasSynced() {
 			t.Errorf("refused: %v, synced %v; want that it passed", err, s.HasSynced())
