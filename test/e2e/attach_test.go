@@ -89,6 +89,7 @@ func TestPodDeletedWhileAttaching(t *testing.T) {
 	units, _ := s.units("gone")
 	s.delete("gone")
 	s.idle(units[0])
+	s.choosable(units[0])
 	s.pod("next", claiming("one"), on("n1"))
 	s.runs("next", soon)
 	s.sees("next")

@@ -135,6 +135,7 @@ func TestPodWithClaim(t *testing.T) {
 
 	s.delete(first.Name)
 	s.idle(unit)
+	s.choosable(unit)
 	s.labelled(l.Node, device.LabelIdle, true)
 
 	s.pod("second", claiming("one"), on(l.Node))

@@ -5,6 +5,7 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -374,6 +375,26 @@ func (s *scenario) leased(u device.Unit, what string, want func(device.Lease) bo
 func (s *scenario) idle(u device.Unit) {
 	s.t.Helper()
 	s.leased(u, "idle", device.Lease.Idle)
+}
+
+// choosable waits until the scheduler may choose an idle unit where it is: the leader publishes that a moment after
+// the lease says so.
+func (s *scenario) choosable(u device.Unit) {
+	s.t.Helper()
+	await(s.t, fmt.Sprintf("unit %s can be chosen where it is", u), soon, func(ctx context.Context) error {
+		list, err := s.client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: "spec.driver=" + device.Driver})
+		if err != nil {
+			return err
+		}
+		for i := range list.Items {
+			for _, d := range list.Items[i].Spec.Devices {
+				if d.Name == u.ReadyEntry() && len(d.Taints) == 0 {
+					return nil
+				}
+			}
+		}
+		return errors.New("its entry is tainted")
+	})
 }
 
 // log reads a container's log.

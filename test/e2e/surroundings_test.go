@@ -265,6 +265,7 @@ func TestAdminAccess(t *testing.T) {
 	units, _ := s.units("first")
 	s.delete("first")
 	s.idle(units[0])
+	s.choosable(units[0])
 	l := s.leased(units[0], "idle", device.Lease.Idle)
 
 	s.that("watch", l.UUID, func(r *resourceapi.ExactDeviceRequest) { r.AdminAccess = new(true) })
