@@ -17,11 +17,11 @@ import (
 	"github.com/cohdi/cohdi-agent/test/cluster/localkube"
 )
 
-// slowList makes the manager answer slowly, once, when it is asked what is attached to a machine.
-func slowList(nth int) simapi.Fault {
+// slowList makes the manager answer slowly when it is asked what is attached to a machine, whoever asks.
+func slowList() simapi.Fault {
 	return simapi.Fault{
 		Face: "fm", Method: http.MethodGet, Path: "/machines/[^/]+$", Action: simapi.ActionSlow,
-		Delay: simapi.Duration(2 * time.Second), Nth: nth, Count: 1,
+		Delay: simapi.Duration(2 * time.Second),
 	}
 }
 
@@ -36,7 +36,7 @@ type moment struct {
 }
 
 func attachMoments() []moment {
-	before, usual := slowList(0), timing(attachDelay, detachDelay, nodeDelay)
+	before, usual := slowList(), timing(attachDelay, detachDelay, nodeDelay)
 	return []moment{
 		{"before the manager is asked", usual, &before, func(l device.Lease, none error, _ simapi.Device) bool {
 			return none == nil && l.Phase == device.Assigned
@@ -54,18 +54,18 @@ func attachMoments() []moment {
 }
 
 func releaseMoments() []moment {
-	listed, gone, usual := slowList(0), slowList(2), timing(attachDelay, detachDelay, nodeDelay)
+	slow, usual := slowList(), timing(attachDelay, detachDelay, nodeDelay)
 	return []moment{
 		{"when it is called back", usual, nil, func(l device.Lease, none error, _ simapi.Device) bool {
 			return none == nil && l.Phase == device.Releasing
 		}},
-		{"when it is off the bus", usual, &listed, func(l device.Lease, none error, d simapi.Device) bool {
+		{"when it is off the bus", usual, &slow, func(l device.Lease, none error, d simapi.Device) bool {
 			return none == nil && l.Phase == device.Releasing && d.Phase == simapi.PhaseAttached && !d.OnBus
 		}},
 		{"while the manager works", timing(attachDelay, 4*time.Second, nodeDelay), nil, func(_ device.Lease, none error, d simapi.Device) bool {
 			return none == nil && d.Phase == simapi.PhaseDetaching
 		}},
-		{"when it is off the fabric", usual, &gone, func(_ device.Lease, none error, d simapi.Device) bool {
+		{"when it is off the fabric", usual, &slow, func(_ device.Lease, none error, d simapi.Device) bool {
 			return none == nil && d.Phase == simapi.PhaseFree
 		}},
 	}
@@ -199,6 +199,7 @@ func (s *scenario) killAt(node string, m moment) {
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		s.t.Fatalf("kill the agent on %s: %v", node, err)
 	}
+	s.unfault("") // the moment is over
 	await(s.t, "another agent runs on "+node, running, func(ctx context.Context) error {
 		now, err := s.process(ctx, node)
 		if err == nil && now == pid {
