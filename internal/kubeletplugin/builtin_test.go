@@ -217,8 +217,14 @@ func TestPublish(t *testing.T) {
 				}
 			}
 			if !early {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
 				for p.publishing() == nil {
-					time.Sleep(time.Millisecond)
+					select {
+					case <-ctx.Done():
+						t.Fatal("the plugin never began to publish")
+					case <-time.After(time.Millisecond):
+					}
 				}
 			}
 			offer("gpu-a", "gpu-b")
