@@ -156,7 +156,7 @@ func (t *term) lead(ctx context.Context) error {
 		CountEvery: t.m.cfg.Timings.LeaderList, CountPause: countPause, Debounce: debounce, Retry: retry,
 		CallDeadline: t.fabric.CallTimeout + callDeadline, WriteDeadline: writeDeadline,
 		Leases: fabricLeases{leases}, Claims: demands, Nodes: members, Publisher: publisher,
-		Manager: managerOfFabric{t.m.managers[t.fabric.ID]}, Election: t.election, Observer: &leaderObserver{a.obs, t.fabric.ID, claim.New(claims).Consumers}, Clock: a.clock,
+		Manager: managerOfFabric{t.m.managers[t.fabric.ID]}, Election: t.election, Observer: &leaderObserver{observer: a.obs, fabric: t.fabric.ID, consumers: claim.New(claims).Consumers}, Clock: a.clock,
 	})
 	var all sync.WaitGroup
 	defer all.Wait()

@@ -57,6 +57,8 @@ type leaderObserver struct {
 	fabric device.FabricID
 	// consumers reads who waits for a claim that has this allocation.
 	consumers func(ctx context.Context, a device.Attempt) ([]claim.Consumer, error)
+	// noted are the notes of the last plan; of the leader's loop only.
+	noted []string
 }
 
 // consumersDeadline bounds the look for the Pods of a refused claim: the scheduler takes their names off the claim
@@ -242,9 +244,12 @@ func (o *leaderObserver) Counted(_ context.Context, free map[device.Model]pool.S
 // Decided implements leader.Observer.
 func (o *leaderObserver) Decided(_ context.Context, p pool.Plan) {
 	o.metrics.SetForeign(o.fabric, len(p.Foreign))
-	for _, n := range p.Notes {
-		o.log.V(1).Info("Note", "note", n)
+	for _, n := range p.Notes { // each plan says anew what is left alone; a person hears it once
+		if !slices.Contains(o.noted, n) {
+			o.log.Info("The leader notes", "note", n)
+		}
 	}
+	o.noted = p.Notes
 }
 
 // Prepared implements kubeletplugin.Observer.

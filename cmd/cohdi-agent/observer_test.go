@@ -81,7 +81,7 @@ func TestRefusedTellsPods(t *testing.T) {
 	waiting := map[string][]claim.Consumer{
 		"c1": {pod("p1"), pod("p2"), {Namespace: "ns", Name: "g", Resource: "podgroups"}}, "c2": {pod("p1")},
 	}
-	o := &leaderObserver{testObserver(t), "0", func(_ context.Context, a device.Attempt) ([]claim.Consumer, error) {
+	o := &leaderObserver{observer: testObserver(t), fabric: "0", consumers: func(_ context.Context, a device.Attempt) ([]claim.Consumer, error) {
 		if all, ok := waiting[a.Name]; ok {
 			return all, nil
 		}

@@ -247,7 +247,7 @@ var table = []row{
 	{"allocated for a node whose agent is away, label gone", with(demand("c", "n2", "a100-0"), node("n2", agentAway(time.Hour)), node("n2", withdrawn)), "free and wanted", outcome{Refusals: []string{"AgentAway: c/a100-0"}}},
 	{"allocated for a node that is no member", with(demand("c", "n2", "a100-0"), node("n2", stranger), node("n2", withdrawn)), "free and wanted", outcome{Refusals: []string{"NotInFabric: c/a100-0"}}},
 	{"allocated for a node without a machine", with(demand("c", "n2", "a100-0"), node("n2", noMachine), node("n2", withdrawn)), "free and wanted", outcome{Refusals: []string{"NotInFabric: c/a100-0"}}},
-	{"allocated for one of two nodes of one machine", with(demand("c", "n2", "a100-0"), node("n1", func(n *Node) { n.Machine = "m-n2" }), node("n2", withdrawn)), "free and wanted", outcome{Refusals: []string{"MachineShared: c/a100-0"}}},
+	{"allocated for one of two nodes of one machine", with(demand("c", "n2", "a100-0"), node("n1", func(n *Node) { n.Machine = "m-n2" }), node("n2", withdrawn)), "free and wanted", outcome{Refusals: []string{"MachineShared: c/a100-0"}, Notes: 2}},
 	{"in use, its lease removed by a person", with(demand("c", "n2", "a100-0", toldAttached)), "in use without a lease", outcome{Notes: 1}},
 	{"allocated for a node that is gone", with(demand("c", "n2", "a100-0"), noNode("n2")), "free and wanted", outcome{Refusals: []string{"NotInFabric: c/a100-0"}}},
 	{"allocated for a full node", with(most(1), leased("a100-1", device.Attached, serving("b", "a100-1")), demand("b", "n1", "a100-1", toldAttached), demand("c", "n1", "a100-0"), node("n1", withdrawn)), "free and wanted", outcome{Refusals: []string{"NodeFull: c/a100-0"}}},

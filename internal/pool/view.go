@@ -42,6 +42,11 @@ type view struct {
 func views(w *World) []view {
 	w.index()
 	w.notes = nil
+	for i := range w.Nodes {
+		if n := &w.Nodes[i]; n.Member && w.shared(n) {
+			w.note("node %s is given nothing: another node says that it is on machine %s, too", n.Name, n.Machine)
+		}
+	}
 	leases := map[device.Unit]*device.Lease{}
 	for i := range w.Leases {
 		leases[w.Leases[i].Unit] = &w.Leases[i]
