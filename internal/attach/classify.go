@@ -112,6 +112,9 @@ func placesOf() []place {
 			d := s.listed(g)
 			return d != nil && s.mayAnswer(d)
 		}, owner: Unclassified, why: said("it may be what a call of ours has brought")},
+		{name: "listed before it came", when: func(s *Surroundings, g *Present) bool {
+			return s.listed(g) != nil && s.ListedAt.Before(g.Since)
+		}, owner: Unclassified, why: said("the fabric manager listed it before it came; the list is read again"), again: true},
 		{name: "listed", when: func(s *Surroundings, g *Present) bool { return s.listed(g) != nil }, owner: Foreign, why: func(s *Surroundings, g *Present) string {
 			return fmt.Sprintf("the fabric manager lists it as %s, and no device lease says why", s.listed(g).ID)
 		}},

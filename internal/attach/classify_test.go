@@ -60,6 +60,9 @@ func TestClassify(t *testing.T) {
 			s.GPUs[0].UUID, s.Configured = "", map[device.PCIAddress]bool{at: true}
 		}, want: Unclassified},
 		{name: "on the list", change: func(s *Surroundings) { s.Listed = []device.OnFabric{listed} }, want: Foreign, foreign: []string{"res-1"}},
+		{name: "on a list that is older than it", change: func(s *Surroundings) {
+			s.Listed, s.ListedAt = []device.OnFabric{listed}, came.Add(-1)
+		}, want: Unclassified, again: true, foreign: []string{"res-1"}},
 		{name: "on the list, not on the bus", change: func(s *Surroundings) {
 			s.GPUs, s.Listed = nil, []device.OnFabric{listed}
 		}, foreign: []string{"res-1"}},

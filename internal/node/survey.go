@@ -83,6 +83,8 @@ type Survey struct {
 	trouble  string
 	ours     map[string]bool
 	pooled   map[device.GPUUUID]bool
+	// left are the GPUs that were seen to leave the bus after the list was asked for: what it says of them is over.
+	left map[device.GPUUUID]bool
 	// discovered are the GPUs for which NVML was asked to look.
 	discovered map[device.PCIAddress]bool
 
@@ -96,7 +98,7 @@ func NewSurvey(cfg SurveyConfig) *Survey {
 	return &Survey{
 		cfg: cfg, poked: make(chan struct{}, 1), since: map[device.PCIAddress]attach.Present{},
 		trouble: cfg.Trouble, pause: cfg.RetryFirst, ours: map[string]bool{}, pooled: map[device.GPUUUID]bool{},
-		discovered: map[device.PCIAddress]bool{},
+		left: map[device.GPUUUID]bool{}, discovered: map[device.PCIAddress]bool{},
 	}
 }
 
@@ -152,9 +154,10 @@ func (s *Survey) Step(ctx context.Context) time.Time {
 	if s.due(places.ListAgain) {
 		s.list(ctx)
 		places = s.classify(sight)
-		s.pause = s.cfg.RetryFirst
 		if places.ListAgain || s.trouble != "" {
 			s.pause = min(2*s.pause, s.cfg.RetryMost)
+		} else {
+			s.pause = s.cfg.RetryFirst
 		}
 	}
 	s.tell(Found{Places: places, Listed: s.listed, Trouble: s.trouble, Pending: s.cfg.Manager != nil && s.listedAt.IsZero()})
@@ -239,8 +242,18 @@ func (s *Survey) present(sight Sight) []attach.Present {
 		now[f.Address] = seen
 		gpus = append(gpus, g)
 	}
+	s.noteLeft(now)
 	s.since = now
 	return gpus
+}
+
+// noteLeft keeps which GPUs were here and are not.
+func (s *Survey) noteLeft(now map[device.PCIAddress]attach.Present) {
+	for at, before := range s.since {
+		if before.UUID != "" && now[at].UUID != before.UUID {
+			s.left[before.UUID] = true
+		}
+	}
 }
 
 // remember keeps which GPUs on the bus came from the pool, and which devices were ours.
@@ -259,7 +272,7 @@ func (s *Survey) remember(gpus []attach.Present, leases []device.Lease) {
 		}
 	}
 	for _, d := range s.listed {
-		if d.UUID != "" && onBus[d.UUID] {
+		if d.UUID != "" && onBus[d.UUID] && !s.left[d.UUID] {
 			s.pooled[d.UUID] = true
 		}
 	}
@@ -300,6 +313,7 @@ func (s *Survey) list(ctx context.Context) {
 		return
 	}
 	s.listed, s.listedAt, s.ours, s.trouble = listed, asked, ours, ""
+	clear(s.left)
 }
 
 func (s *Survey) tell(f Found) {

@@ -211,6 +211,22 @@ func TestSurveyOfLeasedUnits(t *testing.T) {
 	}
 }
 
+// A unit that went back to the pool, and was put into the machine for good before the list was read again: that the
+// old list names it says nothing of the GPU that has come.
+func TestSurveyOfAFormerUnit(t *testing.T) {
+	s := newSite(t, nil)
+	l := device.Lease{Node: "n1", Unit: "a100-0", Phase: device.Attached, FabricDevice: "res-1", UUID: gpuID(1), PCI: busAddress(1)}
+	s.leases, s.listed = []device.Lease{l}, []device.OnFabric{onFabric(1)}
+	s.plug(1)
+	s.expect("it is attached", 1, attach.Leased)
+	s.sight, s.leases, s.listed = Sight{}, nil, nil
+	s.expect("it has just gone, and the list was just read", 1)
+	s.plug(1)
+	s.expect("it is back at once", 1, attach.Unclassified)
+	s.clock.Step(surveyRetry)
+	s.expect("the list is read again", 2, attach.BuiltIn)
+}
+
 // What is not known before the first list is pending, and not after it.
 func TestSurveyPending(t *testing.T) {
 	s := newSite(t, nil)

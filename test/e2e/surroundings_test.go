@@ -132,9 +132,9 @@ func TestBuiltInGPU(t *testing.T) {
 	t.Cleanup(func() {
 		_ = s.sim.Device(context.Background(), d.ID, simapi.DeviceChange{Action: simapi.DeviceFree}) // free already, if all went well
 	})
-	await(t, "the node's own pool has it", running, s.own("n1", id))
+	await(t, "its agent says that it is built-in", running, s.statusSays("n1", "built-in", d.UUID))
+	await(t, "the node's own pool has it", soon, s.own("n1", id))
 	await(t, "the other node's has nothing", soon, s.own("n2"))
-	await(t, "its agent says so", soon, s.statusSays("n1", "built-in", d.UUID))
 
 	s.that("that", id, nil)
 	s.pod("pod", claiming("that"))
