@@ -15,6 +15,7 @@ import (
 	"github.com/cohdi/cohdi-agent/internal/attach"
 	"github.com/cohdi/cohdi-agent/internal/claim"
 	"github.com/cohdi/cohdi-agent/internal/device"
+	"github.com/cohdi/cohdi-agent/internal/fabric"
 	"github.com/cohdi/cohdi-agent/internal/leader"
 	"github.com/cohdi/cohdi-agent/internal/lease"
 	"github.com/cohdi/cohdi-agent/internal/node"
@@ -43,10 +44,11 @@ const (
 )
 
 func (m *membership) nodeConfig(at seat, f config.Fabric) node.Config {
-	models := m.managers[f.ID].models
+	models, can := m.managers[f.ID].models, m.managers[f.ID].Capabilities()
 	return node.Config{
 		Node: m.a.o.node, Machine: at.machine, Fabric: f.ID,
 		Settings: attach.Settings{
+			Parallel: can.Exclusion == fabric.ExclusionNone && can.Identity,
 			Deadline: m.cfg.Timings.AttachDeadline, MaxCall: f.CallTimeout, Settle: f.Settle, Look: look, Appear: appear, Retry: retry,
 			Busy: busy, Hold: hold, RetryAfter: m.cfg.Timings.RetryAfter,
 		},

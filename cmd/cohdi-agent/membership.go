@@ -17,6 +17,7 @@ import (
 
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-agent/internal/config"
 	"github.com/cohdi/cohdi-agent/internal/device"
+	"github.com/cohdi/cohdi-agent/internal/fabric"
 	"github.com/cohdi/cohdi-agent/internal/fabric/fm"
 	"github.com/cohdi/cohdi-agent/internal/metrics"
 	"github.com/cohdi/cohdi-agent/internal/node"
@@ -62,13 +63,18 @@ type membership struct {
 // notInFabric is why a node is in no fabric when every manager that could have it was asked.
 const notInFabric = "NotInFabric"
 
+// exclusions are the configuration's words for what a manager can do; one call for a machine at a time is also what is
+// kept to where nothing is known.
+var exclusions = map[string]fabric.Exclusion{config.ExclusionMachine: fabric.ExclusionMachine, config.ExclusionNone: fabric.ExclusionNone}
+
 func newMembership(a *agent, cfg config.Config) (*membership, error) {
 	m := &membership{a: a, cfg: cfg, managers: map[device.FabricID]*manager{}, look: make(chan struct{}, 1)}
 	m.own = newOwnPool(m)
 	for i := range cfg.Fabrics {
 		f := &cfg.Fabrics[i]
 		client, err := fm.New(fm.Config{
-			Endpoint: f.Endpoint, Tenant: f.Tenant, FabricID: f.ManagerFabric, Credentials: f.Credentials, UpdateTimeout: f.CallTimeout, Clock: a.clock,
+			Exclusion: exclusions[f.Exclusion],
+			Endpoint:  f.Endpoint, Tenant: f.Tenant, FabricID: f.ManagerFabric, Credentials: f.Credentials, UpdateTimeout: f.CallTimeout, Clock: a.clock,
 			Observe: func(op string, status int, took time.Duration) {
 				if op == "login" {
 					a.metrics.Requested(f.ID, "Login", took, loginFault(status))

@@ -92,12 +92,30 @@ func (o *Observation) detachSent() bool {
 	return o.Last != nil && (o.Last.Fault == nil || !passing(o.Last.Fault))
 }
 
+// Excludes tells whether a unit in phase p must not have the manager called while another unit of the machine does
+// k. Attaches of one model may run side by side where the manager can do that: which device answers which call does
+// not matter then. A device that is being detached must not be given out by an attach meanwhile: its own unit would
+// detach it again. One that failed looks only when nothing else can be mistaken for what its call brought.
+func (s *Settings) Excludes(k Kind, p device.Phase) bool {
+	switch k {
+	case StoreIntent, SendAttach:
+		return !s.Parallel || p == device.Releasing || p == device.Failed
+	case SendDetach:
+		return !s.Parallel || p != device.Releasing
+	case Rescan, RescanAll: // it would bring back what is about to be detached
+		return true
+	default:
+		return false
+	}
+}
+
 // strangers are the devices on the machine that no other lease names, in order. Those that one names are told
-// from what will come by that; and when they have gone, the manager may give the very same again.
+// from what will come by that; and when they have gone, the manager may give the very same again. What another
+// unit's call has brought may be taken by that unit or by this one.
 func (o *Observation) strangers() []string {
 	ids := make([]string, 0, len(o.Here))
 	for _, d := range o.Here {
-		if !o.Claimed[d.ID] {
+		if !o.Claimed[d.ID] && !o.Awaited[d.ID] {
 			ids = append(ids, d.ID)
 		}
 	}

@@ -75,3 +75,33 @@ func sentence(t *testing.T, row, why string) {
 		t.Errorf("%s: %q is not one sentence", row, why)
 	}
 }
+
+// TestExcludes: what may run side by side on one machine.
+func TestExcludes(t *testing.T) {
+	const attaches, detaches, fails = device.Attaching, device.Releasing, device.Failed
+	for _, tc := range []struct {
+		other            Kind
+		phase            device.Phase
+		serial, parallel bool
+	}{
+		{SendAttach, device.Assigned, true, false},
+		{StoreIntent, attaches, true, false},
+		{SendAttach, attaches, true, false},
+		{SendAttach, detaches, true, true},
+		{SendAttach, fails, true, true},
+		{SendDetach, attaches, true, true},
+		{SendDetach, detaches, true, false},
+		{SendDetach, fails, true, true},
+		{Rescan, attaches, true, true},
+		{RescanAll, detaches, true, true},
+		{ListFabric, attaches, false, false},
+		{Remove, detaches, false, false},
+	} {
+		for parallel, want := range map[bool]bool{false: tc.serial, true: tc.parallel} {
+			s := Settings{Parallel: parallel}
+			if got := s.Excludes(tc.other, tc.phase); got != want {
+				t.Errorf("%s beside a unit in phase %s, parallel %v: excluded %v, want %v", tc.other, tc.phase, parallel, got, want)
+			}
+		}
+	}
+}

@@ -79,7 +79,7 @@ func assigned() []rule {
 		}, "Nothing was asked of the fabric, so there is nothing to give back."},
 		{"unknown model", func(o *Observation) bool { return o.FabricModel == "" }, (*Observation).failUnknownModel, "Without the manager's word for the model nothing can be asked; another node may have the newer configuration."},
 		{"too late", (*Observation).late, (*Observation).failLate, "The Pod is placed elsewhere in time, and the scheduler's own 10 minutes do not pass."},
-		{"machine busy", func(o *Observation) bool { return o.MachineBusy }, (*Observation).waitForMachine, "What one call brings could not be told from what another brings."},
+		{"machine busy", func(o *Observation) bool { return o.MachineBusy }, (*Observation).waitForMachine, "What one call brings could not be told from what another brings; where the manager takes attaches side by side, any of them may have any of the devices."},
 		{"look first", func(o *Observation) bool { return !o.Fresh || o.strangersOld() }, (*Observation).list, "What comes is told by what was there before; what others attached, they may take away at any moment, and the manager may give us that very device."},
 		{"write ahead", always, (*Observation).storeIntent, "After a crash the next run must know that the fabric may have been asked, and what was there before."},
 	}
@@ -99,7 +99,7 @@ func attaching() []rule {
 		}, "The call was not sent yet: there is nothing to give back."},
 		{"stored, too late", asked(func(o *Observation) bool { return o.MaySend && o.late() }), (*Observation).failLate, "The call was not sent yet, and there is no time left for it."},
 		{"too late, list fails", func(o *Observation) bool { return o.late() && !o.Fresh && o.ListFault != nil }, (*Observation).failLate, "Nobody can say what came, and the Pod must not wait for the manager to return."},
-		{"machine busy", asked(func(o *Observation) bool { return o.MachineBusy }), (*Observation).waitForMachine, "Changing calls for one machine go one after the other."},
+		{"machine busy", asked(func(o *Observation) bool { return o.MachineBusy }), (*Observation).waitForMachine, "Calls that exclude each other go one after the other: attach and detach always, two of a kind unless the manager takes them side by side."},
 		{"look again", func(o *Observation) bool { return !o.Fresh }, (*Observation).list, "Only a list that was read after the last change says what is there."},
 		{"stored, model gone", asked(func(o *Observation) bool { return o.MaySend && o.FabricModel == "" }), (*Observation).failUnknownModel, "The configuration has changed, and the call was not sent yet."},
 		{"stored, machine as it was", asked(func(o *Observation) bool { return o.MaySend && o.unchanged() }), func(o *Observation) Decision {
@@ -269,7 +269,7 @@ func releasing() []rule {
 		}, func(o *Observation) Decision {
 			return o.do(Discover, "%s is on the bus, and may be what goes back", o.unlisted().Address)
 		}, "What is on the bus and unknown to the driver's library may be the device that goes back."},
-		{"machine busy", func(o *Observation) bool { return o.MachineBusy }, (*Observation).waitForMachine, "Changing calls for one machine go one after the other."},
+		{"machine busy", func(o *Observation) bool { return o.MachineBusy }, (*Observation).waitForMachine, "Calls that exclude each other go one after the other: attach and detach always, two of a kind unless the manager takes them side by side."},
 		{"look", func(o *Observation) bool { return !o.Fresh }, (*Observation).list, "Only a list that was read after the last change says whether it is still attached."},
 		{"unknown, may still go", func(o *Observation) bool { return o.onFabric() != nil && o.unanswered() }, (*Observation).lookWhileUnknown, "A second call could take the device from whoever gets it next."},
 		{"refused for now", func(o *Observation) bool {
@@ -302,7 +302,7 @@ func failed() []rule {
 		}
 	}
 	return []rule{
-		{"machine busy", unsettled(func(o *Observation) bool { return o.MachineBusy }), (*Observation).waitForMachine, "Changing calls for one machine go one after the other, and what they bring could be mistaken."},
+		{"machine busy", unsettled(func(o *Observation) bool { return o.MachineBusy }), (*Observation).waitForMachine, "What another unit's call brings could be mistaken for what came late."},
 		{"it may have come, look", unsettled(func(o *Observation) bool { return !o.Fresh }), (*Observation).list, "A call without an answer may have taken effect."},
 		{"it came after all", unsettled(func(o *Observation) bool { return o.candidate() != "" }), (*Observation).storeDevice, "Found, it goes back in the ordinary way instead of staying attached without a lease."},
 		{"one left meanwhile", unsettled(func(o *Observation) bool { return o.left() }), (*Observation).storeLeft, "If it comes back, it answers this call."},

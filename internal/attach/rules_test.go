@@ -91,6 +91,7 @@ func settledSince(d time.Duration) mod {
 func looked(d time.Duration) mod { return func(o *Observation) { o.ListTriedAt = ago(d) } }
 func before(ids ...string) mod   { return func(o *Observation) { o.Lease.SetBefore = ids } }
 func claimed(id string) mod      { return func(o *Observation) { o.Claimed = map[string]bool{id: true} } }
+func awaited(id string) mod      { return func(o *Observation) { o.Awaited = map[string]bool{id: true} } }
 func noModel(o *Observation)     { o.FabricModel = "" }
 func listFails(d time.Duration) mod {
 	return func(o *Observation) {
@@ -183,6 +184,12 @@ var table = map[device.Phase][]row{
 			t.Helper()
 			if len(d.Lease.SetBefore) != 0 {
 				t.Errorf("set before = %v: when that unit has given it back, it may be what comes", d.Lease.SetBefore)
+			}
+		}},
+		{situation: "another unit's call has brought a device", mods: with(here(ours), awaited("d1"), alsoHere("d9", model)), rule: "write ahead", want: StoreIntent, check: func(t *testing.T, d Decision) {
+			t.Helper()
+			if diff := cmp.Diff([]string{"d9"}, d.Lease.SetBefore); diff != "" {
+				t.Errorf("set before (-want +got):\n%s", diff)
 			}
 		}},
 		{situation: "another unit's call is open", mods: with(openFor(time.Minute)), rule: "write ahead", want: Wait, wake: time.Minute},

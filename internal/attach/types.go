@@ -8,8 +8,11 @@ import (
 	"github.com/cohdi/cohdi-agent/internal/device"
 )
 
-// Settings are the holder's times.
+// Settings are the holder's times, and what its manager can do.
 type Settings struct {
+	// Parallel: the manager takes several attaches, or several detaches, of one machine at once, and its list tells
+	// the devices apart.
+	Parallel bool
 	// Deadline is how long an attach may take from the moment the lease was taken.
 	Deadline time.Duration
 	// MaxCall is how long the manager may work on one call, whether or not somebody waits for the answer.
@@ -80,11 +83,15 @@ type Observation struct {
 
 	// Running is the action of this unit that is under way in this process, if any.
 	Running Kind
-	// MachineBusy: a changing call for another unit of this machine is under way or goes first.
+	// MachineBusy: what another unit of this machine does, or is about to do, excludes this unit's call (see
+	// Settings.Excludes).
 	MachineBusy bool
 	// OpenUntil is how long an attach for another unit of this machine, which ended without an answer, may
 	// still take effect: what appears until then may be that unit's. It is zero if there is none.
 	OpenUntil time.Time
+	// Awaited are the devices that may answer an attach for another unit of this machine, one that is under way
+	// included.
+	Awaited map[string]bool
 	// MaySend: this process stored the intent of this very attempt and has not sent the call yet.
 	MaySend bool
 	// FoundAt is when this process first saw the lease, if it was in this phase already: what was asked for it

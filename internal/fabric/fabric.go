@@ -159,9 +159,10 @@ const (
 // Exclusion is how much of the manager one changing call occupies.
 type Exclusion string
 
-// The scopes of exclusion. Callers keep to one changing call per machine in any case.
+// The scopes of exclusion. While it is unknown, callers keep to one changing call per machine.
 const (
 	ExclusionUnknown Exclusion = "Unknown"
+	ExclusionNone    Exclusion = "None"
 	ExclusionMachine Exclusion = "Machine"
 	ExclusionFabric  Exclusion = "Fabric"
 	ExclusionGlobal  Exclusion = "Global"

@@ -230,13 +230,14 @@ func (l *Loop) decide(lease device.Lease, all []device.Lease, sight Sight) attac
 	o := attach.Observation{
 		Now: now, Settings: l.cfg.Settings, Lease: lease, FabricModel: l.cfg.Model(lease.Model),
 		Here: l.machine.here, Fresh: l.machine.fresh(now, l.cfg.FreshFor), ListFault: l.machine.fault, ListTriedAt: l.machine.triedAt, ListAskedAt: l.machine.askedAt,
-		Claimed: l.claimed(lease, all), OpenUntil: l.openUntil(lease, all), Running: mem.running, MachineBusy: l.busyBut(lease.Unit),
+		Claimed: l.claimed(lease, all), Running: mem.running, MachineBusy: l.excluded(lease),
 		MaySend: !mem.maySend.IsZero() && mem.maySend.Equal(lease.AskedAt), FoundAt: mem.foundAt, Last: mem.last, Tried: mem.tried,
 		Bus: sight.Bus, NVML: sight.NVML, NVMLState: sight.NVMLState,
 		Taken: taken(lease, all), BusBefore: mem.before, Leaving: l.leaving(lease, all, addresses(sight.Bus), now),
 		Prepared: prepared, PreparedKnown: known, Holders: mem.holders, HoldersAt: mem.scanned,
 		Told: !lease.Attempt.IsZero() && mem.told == lease.Attempt,
 	}
+	o.OpenUntil, o.Awaited = l.openCalls(lease, all, now)
 	running := mem.running != ""
 	d := attach.Next(o)
 	if d.Kind == attach.ListFabric && l.machine.listing {
@@ -282,46 +283,51 @@ func (l *Loop) memory(lease device.Lease) *unit {
 	return mem
 }
 
-// busyBut: another unit changes the machine, on the fabric or on the bus, or is about to.
-func (l *Loop) busyBut(u device.Unit) bool {
+// excluded: another unit changes the machine, on the fabric or on the bus, or is about to, in a way that this unit's
+// call must not run beside.
+func (l *Loop) excluded(lease device.Lease) bool {
 	for other, mem := range l.units {
-		if other == u {
+		if other == lease.Unit {
 			continue
 		}
-		switch mem.running {
-		case attach.StoreIntent, attach.SendAttach, attach.SendDetach:
-			return true
-		case attach.Rescan, attach.RescanAll: // it would bring back what is about to be detached
-			return true
-		default:
-		}
-		if !mem.maySend.IsZero() {
+		if l.cfg.Settings.Excludes(mem.running, lease.Phase) || !mem.maySend.IsZero() && l.cfg.Settings.Excludes(attach.SendAttach, lease.Phase) {
 			return true
 		}
 	}
 	return false
 }
 
-// openUntil is how long the attach of some other unit, of which it is not known what came, may take effect.
-func (l *Loop) openUntil(lease device.Lease, all []device.Lease) time.Time {
-	var until time.Time
+// asking: this process is about to have the manager attach a device for the unit, or waits for its answer.
+func (u *unit) asking() bool {
+	return u.running == attach.StoreIntent || u.running == attach.SendAttach || !u.maySend.IsZero()
+}
+
+// openCalls looks at the attaches for other units of which it is not known what came: how long those that ended may
+// take effect, and which devices may answer one.
+func (l *Loop) openCalls(lease device.Lease, all []device.Lease, now time.Time) (until time.Time, awaited map[string]bool) {
+	awaited = map[string]bool{}
 	for _, other := range all {
 		if other.Unit == lease.Unit || other.FabricDevice != "" || other.AskedAt.IsZero() {
 			continue
 		}
-		var last *attach.Result
-		var found time.Time
-		if mem := l.units[other.Unit]; mem != nil {
-			last, found = mem.last, mem.foundAt
+		mem := l.units[other.Unit]
+		if mem == nil {
+			mem = &unit{}
 		}
-		if last != nil && last.Fault != nil && last.Fault.Definite() {
+		if mem.last != nil && mem.last.Fault != nil && mem.last.Fault.Definite() {
 			continue // it was refused
 		}
-		if at := l.cfg.Settings.EffectUntil(other.AskedAt, found, last); at.After(until) {
+		at := l.cfg.Settings.EffectUntil(other.AskedAt, mem.foundAt, mem.last)
+		if !mem.asking() && at.After(until) {
 			until = at
 		}
+		for _, d := range l.machine.here {
+			if (mem.asking() || now.Before(at)) && d.Model == l.cfg.Model(other.Model) && !slices.Contains(other.SetBefore, d.ID) {
+				awaited[d.ID] = true
+			}
+		}
 	}
-	return until
+	return until, awaited
 }
 
 // leaving: another unit's device is being taken off the bus or the fabric, or is off the one and not yet off

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -406,15 +407,19 @@ func (q *later) run(i int) {
 }
 
 // inFlight counts the changing calls that were decided and have not ended.
-func (l *Loop) inFlight() (n int) {
+func (l *Loop) inFlight() (attaches, detaches int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, u := range l.units {
-		if u.running == attach.SendAttach || u.running == attach.SendDetach {
-			n++
+		switch u.running {
+		case attach.SendAttach:
+			attaches++
+		case attach.SendDetach:
+			detaches++
+		default:
 		}
 	}
-	return n
+	return attaches, detaches
 }
 
 // TestOneCallAtATime: two units attach to one machine, one after the other, and none takes the other's device.
@@ -425,8 +430,8 @@ func TestOneCallAtATime(t *testing.T) {
 	l := r.loop(q.spawn)
 	for range 200 {
 		wake := l.Step(t.Context())
-		if n := l.inFlight(); n > 1 {
-			t.Fatalf("%d changing calls in flight", n)
+		if attaches, detaches := l.inFlight(); attaches+detaches > 1 {
+			t.Fatalf("%d attaches and %d detaches in flight", attaches, detaches)
 		}
 		switch {
 		case len(q.queue) > 0:
@@ -439,6 +444,68 @@ func TestOneCallAtATime(t *testing.T) {
 		t.Errorf("told %v, attached %v, leases %v", r.told, r.attached(), r.leases)
 	}
 	r.innocent(t)
+}
+
+// TestParallelCalls: where the manager can do that, attaches of one machine run side by side, and so do detaches; what
+// each has brought is told apart, in whichever order they end, and a foreign device of the model is nobody's.
+func TestParallelCalls(t *testing.T) {
+	units := []device.Unit{unit0, unit1, "a100-2"}
+	all := func(r *rig, is func(device.Lease) bool) func() bool {
+		return func() bool {
+			return !slices.ContainsFunc(units, func(u device.Unit) bool { return !is(r.lease(u)) })
+		}
+	}
+	var attaches, detaches int
+	for seed := range uint64(50) {
+		r, random := newRig(4), rand.New(rand.NewPCG(seed, 1))
+		r.parallel = true
+		r.chassis[0].attached, r.chassis[0].onBus, r.chassis[0].driver, r.chassis[0].seen = true, true, true, true
+		for i, u := range units {
+			r.assign(u, fmt.Sprint("c", i))
+		}
+		q := &later{}
+		l := r.loop(q.spawn)
+		play := func(done func() bool) {
+			t.Helper()
+			for range 1000 {
+				wake := l.Step(t.Context())
+				a, d := l.inFlight()
+				attaches, detaches = max(attaches, a), max(detaches, d)
+				switch {
+				case len(q.queue) > 0:
+					q.run(random.IntN(len(q.queue)))
+				case done():
+					return
+				case !wake.IsZero():
+					r.clock.SetTime(wake)
+				}
+			}
+			t.Fatalf("seed %d: no end: %+v", seed, l.Status())
+		}
+		play(func() bool { return len(r.told) == len(units) })
+		taken := map[string]bool{"d0": true}
+		for _, u := range units {
+			taken[r.lease(u).FabricDevice] = true
+		}
+		if len(taken) != 4 || len(r.attached()) != 4 {
+			t.Errorf("seed %d: attached %v, leases %+v", seed, r.attached(), r.leases)
+		}
+		for _, u := range units {
+			r.clear(u)
+		}
+		play(all(r, device.Lease.Idle))
+		for _, u := range units {
+			r.release(u)
+		}
+		play(func() bool { return len(r.leases) == 0 })
+		if diff := cmp.Diff([]string{"d0"}, r.attached()); diff != "" || len(r.calls) != 2*len(units) {
+			t.Errorf("seed %d: calls %v; attached in the end (-want +got):\n%s", seed, r.calls, diff)
+		}
+		r.innocent(t)
+	}
+	if attaches != len(units) || detaches != len(units) {
+		t.Errorf("at most %d attaches and %d detaches at once, want %d", attaches, detaches, len(units))
+	}
 }
 
 // TestStatusWhileActing: what is under way is shown, whatever else is decided meanwhile.

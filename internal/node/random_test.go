@@ -26,15 +26,24 @@ type chaos struct {
 	until []time.Time // when a late effect comes at the latest, for each of rig.late
 	trace []string
 	kinds map[string]int
+	// beside counts steps with several changing calls in flight.
+	beside int
 }
 
 var chaosUnits = []device.Unit{"a100-0", "a100-1", "a100-2"}
 
 func TestChaos(t *testing.T) {
+	for _, parallel := range []bool{false, true} {
+		t.Run(fmt.Sprintf("parallel=%v", parallel), func(t *testing.T) { testChaos(t, parallel) })
+	}
+}
+
+func testChaos(t *testing.T, parallel bool) {
 	const seeds, steps = 250, 600
-	kinds, calls, attaches := map[string]int{}, 0, 0
+	kinds, calls, attaches, beside := map[string]int{}, 0, 0, 0
 	for seed := range uint64(seeds) {
 		c := &chaos{rig: newRig(5), t: t, rand: rand.New(rand.NewPCG(seed, 7)), kinds: kinds}
+		c.parallel = parallel
 		c.start()
 		for range steps {
 			c.anything()
@@ -43,9 +52,10 @@ func TestChaos(t *testing.T) {
 		c.calm(seed)
 		calls += len(c.calls)
 		attaches += c.deletes
+		beside += c.beside
 	}
-	t.Logf("%d seeds of %d steps: %v, %d changing calls, %d units given back", seeds, steps, kinds, calls, attaches)
-	if calls < 10*seeds/4 || attaches < seeds {
+	t.Logf("%d seeds of %d steps: %v, %d changing calls, %d times several in flight, %d units given back", seeds, steps, kinds, calls, beside, attaches)
+	if calls < 10*seeds/4 || attaches < seeds || parallel && beside < seeds {
 		t.Error("too little happened: the test shows nothing")
 	}
 }
@@ -63,8 +73,12 @@ func (c *chaos) did(format string, args ...any) {
 
 func (c *chaos) judge(seed uint64) {
 	c.t.Helper()
-	if n := c.l.inFlight(); n > 1 {
-		c.crimes = append(c.crimes, fmt.Sprintf("%d changing calls in flight", n))
+	attaches, detaches := c.l.inFlight()
+	if attaches+detaches > 1 {
+		c.beside++
+	}
+	if attaches > 0 && detaches > 0 || !c.parallel && attaches+detaches > 1 {
+		c.crimes = append(c.crimes, fmt.Sprintf("%d attaches and %d detaches in flight", attaches, detaches))
 	}
 	if len(c.crimes) > 0 {
 		c.t.Fatalf("seed %d: %v\n%s", seed, c.crimes, strings.Join(c.trace, "\n"))

@@ -77,6 +77,7 @@ type rig struct {
 	answers  []answer // to the next changing calls; done when there are none left
 	late     []func()
 	slow     bool // devices do not come by themselves
+	parallel bool // the manager takes several calls at once
 	listErr  error
 	hostErr  error
 	storeErr []error // of the next writes; one that wraps errAfter took effect
@@ -119,8 +120,10 @@ func newRig(gpus int) *rig {
 // loop returns a process that starts now.
 func (r *rig) loop(spawn func(func())) *Loop {
 	r.dead, r.dieAt, r.ops = false, 0, 0
+	s := settings()
+	s.Parallel = r.parallel
 	return New(Config{
-		Node: thisNode, Machine: thisMachine, Fabric: "0", Settings: settings(),
+		Node: thisNode, Machine: thisMachine, Fabric: "0", Settings: s,
 		FreshFor: 5 * time.Second, Resync: 10 * time.Minute, CallDeadline: time.Minute, LocalDeadline: 10 * time.Second,
 		Leases: r, Manager: r, Host: r, Claims: r, Prepared: r, Observer: r,
 		Model: func(m device.Model) string { return map[device.Model]string{"a100": fabricModel}[m] },

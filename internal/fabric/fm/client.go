@@ -46,6 +46,8 @@ type Config struct {
 	// Credentials is a directory with the files username, password, client_id, client_secret, realm and
 	// ca.crt, as a Secret is mounted.
 	Credentials string
+	// Exclusion is what is known of how many changing calls this manager takes at once; unknown if empty.
+	Exclusion fabric.Exclusion
 	// UpdateTimeout is how long the manager may work on an attach or detach; 180 s if zero.
 	UpdateTimeout time.Duration
 	// Clock measures the life of tokens and how long calls took; the real one if nil.
@@ -60,6 +62,7 @@ type Client struct {
 	endpoint *url.URL
 	tenant   string
 	fabricID string
+	excludes fabric.Exclusion
 	clock    clock.PassiveClock
 	observe  func(operation string, status int, took time.Duration)
 	timeouts timeouts
@@ -93,6 +96,7 @@ func New(cfg Config) (*Client, error) {
 		endpoint: endpoint,
 		tenant:   cfg.Tenant,
 		fabricID: strconv.Itoa(cfg.FabricID),
+		excludes: cmp.Or(cfg.Exclusion, fabric.ExclusionUnknown),
 		clock:    cfg.Clock,
 		observe:  cfg.Observe,
 		timeouts: timeouts{update: cmp.Or(cfg.UpdateTimeout, defaultUpdateTimeout), read: readTimeout, login: loginTimeout},
@@ -129,7 +133,7 @@ func (c *Client) Capabilities() fabric.Capabilities {
 	return fabric.Capabilities{
 		AddressableDetach: true,
 		Free:              fabric.FreeCount,
-		Exclusion:         fabric.ExclusionUnknown,
+		Exclusion:         c.excludes,
 		Identity:          true,
 		MaxCall:           c.timeouts.update,
 	}

@@ -17,6 +17,12 @@ const (
 // ManagerFM is the manager of a fabric that speaks the FTI Fabric Manager's API.
 const ManagerFM = "fm"
 
+// How many changing calls a manager takes for one machine at a time: one, or several.
+const (
+	ExclusionMachine = "machine"
+	ExclusionNone    = "none"
+)
+
 // fabricsDir is where deploy/daemonset.yaml mounts the fabrics' Secrets.
 const fabricsDir = "/etc/cohdi-agent/fabrics/"
 
@@ -52,6 +58,9 @@ type Fabric struct {
 	Credentials string
 	// CallTimeout is how long this manager may work on an attach or detach.
 	CallTimeout time.Duration
+	// Exclusion is ExclusionMachine or ExclusionNone: whether this manager takes one changing call for a machine at a
+	// time, or several.
+	Exclusion string
 	// Settle is how long a call may still take effect at this manager after it has ended it.
 	Settle time.Duration
 	// NodeSelector narrows the nodes that belong to the fabric, by their labels; empty takes every node

@@ -177,7 +177,7 @@ func (r *reader) fabrics(f field) []Fabric {
 
 // fabric also returns where the id stands.
 func (r *reader) fabric(f field) (Fabric, field) {
-	fabric := Fabric{CallTimeout: defaultCallTimeout, Settle: defaultSettle}
+	fabric := Fabric{Exclusion: ExclusionMachine, CallTimeout: defaultCallTimeout, Settle: defaultSettle}
 	at := f
 	present := r.object(f, map[string]func(field){
 		"id":            func(f field) { at = f; fabric.ID = r.fabricID(f) },
@@ -187,6 +187,7 @@ func (r *reader) fabric(f field) (Fabric, field) {
 		"managerFabric": func(f field) { r.number(f, &fabric.ManagerFabric, 0, 1<<31-1) },
 		"credentials":   func(f field) { fabric.Credentials = r.directory(f) },
 		"callTimeout":   func(f field) { r.duration(f, &fabric.CallTimeout, time.Second, time.Hour) },
+		"exclusion":     func(f field) { word(r, f, &fabric.Exclusion, ExclusionMachine, ExclusionNone) },
 		"settle":        func(f field) { r.duration(f, &fabric.Settle, time.Second, time.Hour) },
 		"nodeSelector":  func(f field) { fabric.NodeSelector = r.nodeSelector(f) },
 		"slotsPerNode":  func(f field) { r.number(f, &fabric.SlotsPerNode, 1, 1024) },

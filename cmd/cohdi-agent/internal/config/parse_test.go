@@ -59,7 +59,7 @@ func TestParse(t *testing.T) {
 		Fabrics: []Fabric{{
 			ID: "0", Manager: ManagerFM, Endpoint: "https://fm.example.com:8443",
 			Tenant: "3b5d7a52-0000-4000-8000-000000000001", ManagerFabric: 3, Credentials: "/run/secrets/fm",
-			CallTimeout: 3 * time.Minute, Settle: 90 * time.Second, NodeSelector: map[string]string{"example.com/rack": "r1"},
+			CallTimeout: 3 * time.Minute, Exclusion: ExclusionMachine, Settle: 90 * time.Second, NodeSelector: map[string]string{"example.com/rack": "r1"},
 			Models: []Model{{
 				Name: "a100", FabricModel: "NVIDIA-A100-PCIE-40GB", MaxPerNode: 4,
 				Attributes: map[string]string{"productName": "NVIDIA A100-PCIE-40GB", "gpu.nvidia.com/architecture": "Ampere"},
@@ -93,7 +93,7 @@ func TestParseFillsDefaults(t *testing.T) {
 	want := defaults()
 	want.Fabrics = []Fabric{{
 		ID: "lab", Manager: ManagerFM, Endpoint: "https://fm", Tenant: "3B5D7A52-0000-4000-8000-000000000001", Credentials: "/etc/cohdi-agent/fabrics/lab",
-		CallTimeout: 3 * time.Minute, Settle: time.Minute, Models: []Model{{Name: "a100", FabricModel: "A"}},
+		CallTimeout: 3 * time.Minute, Exclusion: ExclusionMachine, Settle: time.Minute, Models: []Model{{Name: "a100", FabricModel: "A"}},
 	}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("config (-want +got):\n%s", diff)
@@ -107,6 +107,7 @@ func TestParseLimits(t *testing.T) {
   manager: fm
   endpoint: https://fm
   tenant: 3b5d7a52-0000-4000-8000-000000000001
+  exclusion: none
   slotsPerNode: 8
   slots: {node-1: 4}
   models:
@@ -121,6 +122,7 @@ timings: {forgetUnit: 48h, adoptAfter: 1h}
 	want := defaults()
 	want.Fabrics = []Fabric{{
 		ID: "lab", Manager: ManagerFM, Endpoint: "https://fm", Tenant: "3b5d7a52-0000-4000-8000-000000000001", Credentials: "/etc/cohdi-agent/fabrics/lab", CallTimeout: 3 * time.Minute, Settle: time.Minute,
+		Exclusion: ExclusionNone,
 		SlotsPerNode: 8, Slots: map[string]int{"node-1": 4},
 		Models: []Model{
 			{Name: "a100", FabricModel: "A", MinPerNode: 1, MaxPerNode: 4, Excludes: []device.Model{"l40s"}},
