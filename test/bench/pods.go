@@ -33,6 +33,8 @@ type scenario struct {
 	name   string
 	delay  time.Duration
 	pods   int
+	// manager is how the manager takes calls for one machine: one at a time, or side by side.
+	manager string
 	cohdi  string // what CoHDI needs
 	target string
 }
@@ -40,11 +42,19 @@ type scenario struct {
 func scenarios() []scenario {
 	const one = "47 / 62 / 67 s, 37 s at its shortest settings"
 	return []scenario{
-		{"one Pod, fabric 0 s", 0, 1, one, "< 7 s"},
-		{"one Pod, fabric 2 s", 2 * time.Second, 1, one, "< 7 s"},
-		{"four at once, fabric 5 s", 5 * time.Second, 4, "27 to 111 s", "< 12 s each"},
+		{"one Pod, fabric 0 s", 0, 1, oneByOne, one, "< 7 s"},
+		{"one Pod, fabric 2 s", 2 * time.Second, 1, oneByOne, one, "< 7 s"},
+		{"four at once, fabric 5 s, calls side by side", 5 * time.Second, 4, sideBySide, "27 to 111 s", "< 12 s each"},
+		{"four at once, fabric 5 s, one call per machine", 5 * time.Second, 4, oneByOne, "27 to 111 s", ""},
 	}
 }
+
+// How the manager takes calls for one machine, in the chassis' words. The agents are told that it may be called at any
+// time (fabrics[].exclusion); one that takes one call at a time has the others wait.
+const (
+	oneByOne   = "perMachine"
+	sideBySide = "none"
+)
 
 // pods is part b.
 func (b *bench) pods(ctx context.Context) error {
@@ -64,8 +74,7 @@ func (b *bench) pods(ctx context.Context) error {
 		addWays(total, s, ways)
 		split.add(append([]string{s.name}, middle(ways)...)...)
 	}
-	timing := simapi.Timing{AttachDelay: new(simapi.Duration)}
-	if err := b.sim.SetTiming(ctx, timing); err != nil {
+	if err := b.setManager(ctx, 0, oneByOne); err != nil {
 		return err
 	}
 	b.say("%d times each. %s\n", b.o.repeat, load)
@@ -111,8 +120,7 @@ func addWays(t *table, s scenario, ways []podWay) {
 	}
 }
 
-// byPlace sorts the Pods by how many of the same run, of n Pods each, were asked for before on the same machine: a
-// machine's attaches go one after the other.
+// byPlace sorts the Pods by how many of the same run, of n Pods each, were asked for before on the same machine.
 func byPlace(ways []podWay, n int) []sample {
 	var all []sample
 	for run := range slices.Chunk(ways, n) {
@@ -153,8 +161,7 @@ func middle(ways []podWay) []string {
 
 // podsOnce runs the Pods of a scenario once.
 func (b *bench) podsOnce(ctx context.Context, s scenario, prefix string) ([]podWay, error) {
-	delay := simapi.Duration(s.delay)
-	if err := b.sim.SetTiming(ctx, simapi.Timing{AttachDelay: &delay}); err != nil {
+	if err := b.setManager(ctx, s.delay, s.manager); err != nil {
 		return nil, err
 	}
 	if _, err := b.audit.read(); err != nil { // what was before
@@ -195,6 +202,15 @@ func (b *bench) podsOnce(ctx context.Context, s scenario, prefix string) ([]podW
 	}
 	_, err = b.giveBack(ctx, names)
 	return ways, err
+}
+
+// setManager sets how long the fabric takes for an attach, and how it takes calls.
+func (b *bench) setManager(ctx context.Context, took time.Duration, calls string) error {
+	delay := simapi.Duration(took)
+	if err := b.sim.SetTiming(ctx, simapi.Timing{AttachDelay: &delay}); err != nil {
+		return err
+	}
+	return b.sim.SetPolicies(ctx, simapi.Policies{Serialization: calls})
 }
 
 // wayOf puts together what the audit log and the chassis tell of a Pod.
