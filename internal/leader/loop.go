@@ -25,7 +25,8 @@ type Config struct {
 	// CountEvery is how often the manager is asked what is free and what is attached; what is free is asked
 	// anew when a lease has come or gone, at most every CountPause.
 	CountEvery, CountPause time.Duration
-	// Debounce gathers a burst of changes into one plan. Retry is the pause after a step that failed.
+	// Debounce is the least time between two plans: the first of a burst of changes is acted upon at once, the others
+	// together. Retry is the pause after a step that failed.
 	Debounce, Retry time.Duration
 	// CallDeadline bounds a call to the manager, WriteDeadline one to the API server.
 	CallDeadline, WriteDeadline time.Duration
@@ -86,13 +87,15 @@ func (l *Loop) Poke() {
 func (l *Loop) Run(ctx context.Context) {
 	for ctx.Err() == nil {
 		pause := l.cfg.CountEvery
-		if wake := l.Step(ctx); !wake.IsZero() {
-			pause = min(pause, max(wake.Sub(l.cfg.Clock.Now()), 0))
+		wake := l.Step(ctx)
+		ended := l.cfg.Clock.Now()
+		if !wake.IsZero() {
+			pause = min(pause, max(wake.Sub(ended), 0))
 		}
 		if !l.sleep(ctx, pause, l.poked) {
 			return
 		}
-		if !l.sleep(ctx, l.cfg.Debounce, nil) {
+		if early := l.cfg.Debounce - l.cfg.Clock.Since(ended); early > 0 && !l.sleep(ctx, early, nil) {
 			return
 		}
 	}

@@ -853,7 +853,7 @@ func TestRunEndsWithItsTerm(t *testing.T) {
 	}
 }
 
-// TestDebounce: a burst of changes makes one plan.
+// TestDebounce: the first change of a burst is acted upon at once, the others together.
 func TestDebounce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig()
@@ -870,14 +870,16 @@ func TestDebounce(t *testing.T) {
 		}
 		rest()
 		r.plans = nil
-		r.claims(attempt("c", "n1", "a100-0"))
-		l.Poke()
-		synctest.Wait()
-		r.claims(attempt("c", "n1", "a100-0"), attempt("d", "n2", "a100-1"))
-		l.Poke()
+		var all []device.Attempt
+		for i, name := range []string{"c", "d", "e"} {
+			all = append(all, attempt(name, "n1", fmt.Sprint("a100-", i)))
+			r.claims(all...)
+			l.Poke()
+			synctest.Wait()
+		}
 		rest()
-		if len(r.plans) == 0 || len(r.plans[0].Ops) != 2 {
-			t.Errorf("the first plan is not for both claims: %+v", r.plans)
+		if len(r.plans) < 2 || len(r.plans[0].Ops) != 1 || len(r.plans[1].Ops) != 2 {
+			t.Errorf("the first plan is not for the first claim, and the second for the two others: %+v", r.plans)
 		}
 	})
 }
