@@ -37,15 +37,14 @@ func (c *Core) commitLocked() error {
 	return replace(c.path, data)
 }
 
+// replace survives the end of this process, and not that of the machine: an fsync would cost an attach tens of
+// milliseconds, which no manager of a real fabric takes for that.
 func replace(path string, data []byte) error {
 	f, err := os.CreateTemp(filepath.Dir(path), ".state-*")
 	if err != nil {
 		return fmt.Errorf("save chassis state: %w", err)
 	}
 	_, err = f.Write(data)
-	if err == nil {
-		err = f.Sync()
-	}
 	err = errors.Join(err, f.Close())
 	if err == nil {
 		err = os.Rename(f.Name(), path)
