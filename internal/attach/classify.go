@@ -85,9 +85,12 @@ type place struct {
 	name  string
 	when  func(*Surroundings, *Present) bool
 	owner Owner
-	why   func(*Surroundings, *Present) string
+	// says is for the person who asks whose this GPU is.
+	says func(*Surroundings, *Present) string
 	// again: a newer list may change it.
 	again bool
+	// why is the reason for the row, in docs/policy.md.
+	why string
 }
 
 // said is a reason that needs no more words.
@@ -99,34 +102,34 @@ func said(text string) func(*Surroundings, *Present) string {
 // that is published and comes from the pool could be given to two Pods.
 func placesOf() []place {
 	return []place{
-		{name: "leased", when: func(s *Surroundings, g *Present) bool { return s.lease(g) != nil }, owner: Leased, why: func(s *Surroundings, g *Present) string {
+		{name: "leased", when: func(s *Surroundings, g *Present) bool { return s.lease(g) != nil }, owner: Leased, says: func(s *Surroundings, g *Present) string {
 			return "it is unit " + string(s.lease(g).Unit)
-		}},
-		{name: "no identity", when: func(_ *Surroundings, g *Present) bool { return g.UUID == "" }, owner: Unclassified, why: said("the driver does not show it")},
-		{name: "configured", when: func(s *Surroundings, g *Present) bool { return s.Configured[g.Address] }, owner: BuiltIn, why: said("the configuration says so")},
+		}, why: "A lease's word comes first: the unit is handed out by it, and by nothing else."},
+		{name: "no identity", when: func(_ *Surroundings, g *Present) bool { return g.UUID == "" }, owner: Unclassified, says: said("the driver does not show it"), why: "What cannot be named cannot be handed out."},
+		{name: "configured", when: func(s *Surroundings, g *Present) bool { return s.Configured[g.Address] }, owner: BuiltIn, says: said("the configuration says so"), why: "A person knows better than any list."},
 		{name: "listed, ours a moment ago", when: func(s *Surroundings, g *Present) bool {
 			d := s.listed(g)
 			return d != nil && s.Ours[d.ID]
-		}, owner: Unclassified, why: said("it has just gone back to the pool"), again: true},
+		}, owner: Unclassified, says: said("it has just gone back to the pool"), again: true, why: "The list is of before our release; a newer one does not have it."},
 		{name: "listed, may answer a call", when: func(s *Surroundings, g *Present) bool {
 			d := s.listed(g)
 			return d != nil && s.mayAnswer(d)
-		}, owner: Unclassified, why: said("it may be what a call of ours has brought")},
+		}, owner: Unclassified, says: said("it may be what a call of ours has brought"), why: "Which device answers a call that is open is decided by the unit's own rows."},
 		{name: "listed before it came", when: func(s *Surroundings, g *Present) bool {
 			return s.listed(g) != nil && s.ListedAt.Before(g.Since)
-		}, owner: Unclassified, why: said("the fabric manager listed it before it came; the list is read again"), again: true},
-		{name: "listed", when: func(s *Surroundings, g *Present) bool { return s.listed(g) != nil }, owner: Foreign, why: func(s *Surroundings, g *Present) string {
+		}, owner: Unclassified, says: said("the fabric manager listed it before it came; the list is read again"), again: true, why: "What the list says is of another stay of this GPU on this machine."},
+		{name: "listed", when: func(s *Surroundings, g *Present) bool { return s.listed(g) != nil }, owner: Foreign, says: func(s *Surroundings, g *Present) string {
 			return fmt.Sprintf("the fabric manager lists it as %s, and no device lease says why", s.listed(g).ID)
-		}},
-		{name: "call under way", when: (*Surroundings).calledSince, owner: Unclassified, why: said("it came while a unit was being attached, and may be that unit")},
-		{name: "pooled before", when: func(s *Surroundings, g *Present) bool { return s.Pooled[g.UUID] }, owner: Unclassified, why: said("it came from the pool, and is still here though the fabric manager does not list it")},
-		{name: "in no fabric", when: func(s *Surroundings, _ *Present) bool { return s.NoFabric }, owner: BuiltIn, why: said("this node is in no fabric")},
-		{name: "no list", when: func(s *Surroundings, _ *Present) bool { return s.ListedAt.IsZero() }, owner: Unclassified, why: func(s *Surroundings, _ *Present) string {
+		}, why: "Somebody else had it attached: it is theirs."},
+		{name: "call under way", when: (*Surroundings).calledSince, owner: Unclassified, says: said("it came while a unit was being attached, and may be that unit"), why: "The manager's list may lag behind the bus."},
+		{name: "pooled before", when: func(s *Surroundings, g *Present) bool { return s.Pooled[g.UUID] }, owner: Unclassified, says: said("it came from the pool, and is still here though the fabric manager does not list it"), why: "A GPU that is on its way back to the pool may be given to another machine at any moment."},
+		{name: "in no fabric", when: func(s *Surroundings, _ *Present) bool { return s.NoFabric }, owner: BuiltIn, says: said("this node is in no fabric"), why: "Nobody can attach anything to such a machine."},
+		{name: "no list", when: func(s *Surroundings, _ *Present) bool { return s.ListedAt.IsZero() }, owner: Unclassified, says: func(s *Surroundings, _ *Present) string {
 			return "the fabric manager's list was not read: " + s.Trouble
-		}, again: true},
-		{name: "list is older", when: func(s *Surroundings, g *Present) bool { return s.ListedAt.Before(g.Since) }, owner: Unclassified, why: said("it came after the fabric manager's list was read"), again: true},
-		{name: "list has no identities", when: (*Surroundings).blind, owner: Unclassified, why: said("the fabric manager lists a device without its GPU UUID, which may be this one")},
-		{name: "built-in", when: func(*Surroundings, *Present) bool { return true }, owner: BuiltIn, why: said("the fabric manager does not list it on this machine")},
+		}, again: true, why: "Without the list a GPU of the pool looks like one that is built in."},
+		{name: "list is older", when: func(s *Surroundings, g *Present) bool { return s.ListedAt.Before(g.Since) }, owner: Unclassified, says: said("it came after the fabric manager's list was read"), again: true, why: "What came after the list was read may be on the next one."},
+		{name: "list has no identities", when: (*Surroundings).blind, owner: Unclassified, says: said("the fabric manager lists a device without its GPU UUID, which may be this one"), why: "One that is published and comes from the pool could be given to two Pods."},
+		{name: "built-in", when: func(*Surroundings, *Present) bool { return true }, owner: BuiltIn, says: said("the fabric manager does not list it on this machine"), why: "A complete list that was read after the GPU came does not have it."},
 	}
 }
 
@@ -139,7 +142,7 @@ func Classify(s Surroundings) Places {
 			if !r.when(&s, g) {
 				continue
 			}
-			placed := Placed{Present: *g, Owner: r.owner, Why: r.why(&s, g)}
+			placed := Placed{Present: *g, Owner: r.owner, Why: r.says(&s, g)}
 			if l := s.lease(g); r.owner == Leased && l != nil {
 				placed.Unit = l.Unit
 			}

@@ -23,25 +23,46 @@ type Signs struct {
 	FabricText string
 }
 
+// healthRule is one row: the first that applies decides. Why is the reason for the row, in docs/policy.md.
+type healthRule struct {
+	name   string
+	when   func(*Signs) bool
+	health device.Health
+	// says is for the person who asks how the GPU is.
+	says func(*Signs) string
+	why  string
+}
+
+// healthRules are in the order of how much each sign can be trusted to be of this GPU and of now.
+func healthRules() []healthRule {
+	by := func(text string) func(*Signs) string { return func(*Signs) string { return text } }
+	manager := func(s *Signs) string { return "the fabric manager says " + s.FabricText }
+	return []healthRule{
+		{"its unit failed", func(s *Signs) bool { return s.Failure.Reason != "" }, device.HealthCritical, func(s *Signs) string {
+			return s.Failure.Reason + ": " + s.Failure.Message
+		}, "The holder took it out of use and has stored why."},
+		{"critical error", func(s *Signs) bool { return s.XID != 0 }, device.HealthCritical, func(s *Signs) string {
+			return fmt.Sprintf("the driver reported XID %d", s.XID)
+		}, "Such an error is of the device and not of the program that used it; a driver that hangs mostly does so because of it."},
+		{"the manager calls it critical", func(s *Signs) bool { return s.Fabric == device.HealthCritical }, device.HealthCritical, manager, "The manager sees what the driver cannot, such as the link."},
+		{"NVML does not answer", func(s *Signs) bool { return s.NVMLState != "" }, device.HealthUnknown, func(s *Signs) string {
+			return "NVML does not answer: " + s.NVMLState
+		}, "Who does not answer says nothing against one GPU."},
+		{"on its way out", func(s *Signs) bool { return s.Draining || s.Releasing }, device.HealthUnknown, by("it is being released"), "That the driver ceases to show it is what is wanted."},
+		{"not shown", func(s *Signs) bool { return !s.Shown }, device.HealthCritical, by("the driver does not show it any more"), "Nobody took it away, and no Pod can use it."},
+		{"the manager warns", func(s *Signs) bool { return s.Fabric == device.HealthWarning }, device.HealthWarning, manager, "It works; a person should know."},
+		{"well", func(*Signs) bool { return true }, device.HealthOK, by(""), "Nothing speaks against it."},
+	}
+}
+
 // Healthy tells how the GPU is, and why, for people.
 func Healthy(s Signs) (device.Health, string) {
-	switch {
-	case s.Failure.Reason != "":
-		return device.HealthCritical, s.Failure.Reason + ": " + s.Failure.Message
-	case s.XID != 0:
-		return device.HealthCritical, fmt.Sprintf("the driver reported XID %d", s.XID)
-	case s.Fabric == device.HealthCritical:
-		return device.HealthCritical, "the fabric manager says " + s.FabricText
-	case s.NVMLState != "":
-		return device.HealthUnknown, "NVML does not answer: " + s.NVMLState
-	case s.Draining, s.Releasing:
-		return device.HealthUnknown, "it is being released"
-	case !s.Shown:
-		return device.HealthCritical, "the driver does not show it any more"
-	case s.Fabric == device.HealthWarning:
-		return device.HealthWarning, "the fabric manager says " + s.FabricText
+	for _, r := range healthRules() {
+		if r.when(&s) {
+			return r.health, r.says(&s)
+		}
 	}
-	return device.HealthOK, ""
+	return device.HealthUnknown, "no rule applies"
 }
 
 // CriticalXID tells an error of the GPU from one of the program that used it, as NVIDIA's device plugin does:

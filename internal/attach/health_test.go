@@ -3,6 +3,7 @@
 package attach
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/cohdi/cohdi-agent/internal/device"
@@ -15,6 +16,7 @@ func TestHealthy(t *testing.T) {
 		change(&s)
 		return s
 	}
+	decided := map[string]bool{}
 	for _, tc := range []struct {
 		name  string
 		signs Signs
@@ -38,6 +40,13 @@ func TestHealthy(t *testing.T) {
 				t.Errorf("%s, %q; want %s, %q", got, why, tc.want, tc.why)
 			}
 		})
+		at := slices.IndexFunc(healthRules(), func(r healthRule) bool { return r.when(&tc.signs) })
+		decided[healthRules()[at].name] = true
+	}
+	for _, r := range healthRules() {
+		if !decided[r.name] {
+			t.Errorf("no case is decided by %q", r.name)
+		}
 	}
 }
 

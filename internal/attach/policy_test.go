@@ -28,6 +28,16 @@ func TestPolicy(t *testing.T) {
 			fmt.Fprintf(&b, "| %s | %s | %s |\n", r.name, actions(p, r.name), r.why)
 		}
 	}
+	b.WriteString("\n### Whose a GPU on the bus is\n\n| situation | it is | why |\n| --- | --- | --- |\n")
+	for _, r := range placesOf() {
+		sentence(t, r.name, r.why)
+		fmt.Fprintf(&b, "| %s | %s | %s |\n", r.name, r.owner, r.why)
+	}
+	b.WriteString("\n### How a GPU is\n\n| sign | health | why |\n| --- | --- | --- |\n")
+	for _, r := range healthRules() {
+		sentence(t, r.name, r.why)
+		fmt.Fprintf(&b, "| %s | %s | %s |\n", r.name, r.health, r.why)
+	}
 	section(t, "attach", b.String())
 }
 
