@@ -307,6 +307,9 @@ func failed() []rule {
 		{"it came after all", unsettled(func(o *Observation) bool { return o.candidate() != "" }), (*Observation).storeDevice, "Found, it goes back in the ordinary way instead of staying attached without a lease."},
 		{"one left meanwhile", unsettled(func(o *Observation) bool { return o.left() }), (*Observation).storeLeft, "If it comes back, it answers this call."},
 		{"it may still come", unsettled(func(o *Observation) bool { return !o.settled() }), (*Observation).lookWhileUnknown, "The call may still take effect, so it is not forgotten."},
+		{"nothing came", unsettled(always), func(o *Observation) Decision {
+			return nothingComes(o.store("the call can take no effect any more"))
+		}, "What comes from now on is somebody else's, and must not be taken for the answer."},
 		{"not taken back yet", func(o *Observation) bool { return !o.Lease.Attempt.IsZero() }, func(o *Observation) Decision {
 			return o.wait("failed (%s); the scheduler takes the allocation back", o.Lease.Failure.Reason)
 		}, "The leader withdraws the choice before it takes the allocation back."},
@@ -316,7 +319,7 @@ func failed() []rule {
 		}, "What failed would fail again at once; a bad device stays out of use meanwhile."},
 		{"nothing to give back", func(o *Observation) bool { return o.Lease.FabricDevice == "" }, func(o *Observation) Decision {
 			return o.do(Delete, "the back-off is over and nothing is attached")
-		}, "The call can take no effect any more."},
+		}, "No call is open, and none brought anything."},
 		{"goes back", always, func(o *Observation) Decision {
 			d := o.phase(device.Releasing, "the back-off is over")
 			d.Lease.Failure = o.Lease.Failure // so that nobody is given it on its way back

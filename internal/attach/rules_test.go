@@ -472,7 +472,12 @@ var table = map[device.Phase][]row{
 		{situation: "another unit attaches", mods: with(asked0, machineBusy, here(ours)), rule: "machine busy", want: Wait},
 		{situation: "it may still come", mods: with(asked0), rule: "it may still come", want: Wait, wake: 4 * time.Second},
 		{situation: "it may still come, another left", mods: with(asked0, before("d7")), rule: "one left meanwhile", want: Store},
-		{situation: "it did not come", mods: with(asked0, settled, over), rule: "nothing to give back", want: Delete},
+		{situation: "it did not come", mods: with(asked0, settled, before("d7"), alsoHere("d7", model)), rule: "nothing came", want: Store, check: func(t *testing.T, d Decision) {
+			t.Helper()
+			if !d.Lease.AskedAt.IsZero() || d.Lease.SetBefore != nil || d.Lease.Failure.Reason == "" {
+				t.Errorf("the call is not forgotten, or the failure is: %+v", d.Lease)
+			}
+		}},
 	},
 	"Dreaming": {
 		{situation: "a phase of a later release", rule: "unknown phase", want: Wait},

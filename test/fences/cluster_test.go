@@ -4,12 +4,14 @@ package fences
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -48,6 +50,11 @@ const (
 	nodeLeader = "fence-leader"
 	nodeHolder = "fence-holder"
 	nodeOther  = "fence-other"
+
+	// probed begins the names of the policies, and of their bindings, that are asked whether the API server enforces.
+	// They are applied last: it reads policies in the order in which they were written, so that those before are in
+	// force, too.
+	probed = "cohdi-agent-slice"
 
 	// namespace holds the tests' claims.
 	namespace = "cohdi-fences"
@@ -106,7 +113,11 @@ func apply(ctx context.Context, t *testing.T, config *rest.Config, file string) 
 	t.Helper()
 	client := dynamic.NewForConfigOrDie(config)
 	mapper := restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(kubernetes.NewForConfigOrDie(config).Discovery()))
-	for _, obj := range objects(t, file) {
+	all := objects(t, file)
+	slices.SortStableFunc(all, func(a, b *unstructured.Unstructured) int {
+		return cmp.Compare(strings.Index(a.GetName(), probed), strings.Index(b.GetName(), probed))
+	})
+	for _, obj := range all {
 		gvk := obj.GroupVersionKind()
 		if gvk.Kind == "DaemonSet" || gvk.Kind == "ConfigMap" {
 			continue

@@ -4,12 +4,15 @@ package fences
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/cohdi/cohdi-agent/internal/device"
@@ -94,6 +97,20 @@ func (c cluster) elect(t *testing.T) {
 		if err := create(election(f, a.identity()))(t.Context(), a.client); err != nil {
 			t.Fatalf("%s takes the election of %s: %v", a.node, f, err)
 		}
+	}
+	// The policies read the elections with a delay.
+	var last error
+	err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, 30*time.Second, true, func(ctx context.Context) (bool, error) {
+		publish := func(a agent, f device.FabricID) error {
+			_, err := a.client.ResourceV1().ResourceSlices().Create(ctx, fabricSlice("fence-probe", f), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+			return err
+		}
+		last = errors.Join(publish(c.leader, fabric), publish(c.other, otherFabric),
+			refused(publish(c.other, fabric), saysLeader), refused(publish(c.leader, otherFabric), saysLeader))
+		return last == nil, nil
+	})
+	if err != nil {
+		t.Fatalf("the elections do not count: %v", last)
 	}
 }
 
