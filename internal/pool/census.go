@@ -16,6 +16,8 @@ type census struct {
 	model  device.Model
 	leases map[device.Unit]*device.Lease
 	units  *order
+	// stripped are the units that a claim uses though somebody removed the lease: what is free is not theirs.
+	stripped map[device.Unit]bool
 }
 
 // order is the permanent order of the units.
@@ -167,7 +169,7 @@ func (c *census) empty() int {
 func (c *census) unleased() []device.Unit {
 	var free []device.Unit
 	for _, u := range c.units.list {
-		if _, ok := u.Number(c.model); ok && c.leases[u] == nil {
+		if _, ok := u.Number(c.model); ok && c.leases[u] == nil && !c.stripped[u] {
 			free = append(free, u)
 		}
 	}

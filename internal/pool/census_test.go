@@ -256,3 +256,19 @@ func BenchmarkDecide(b *testing.B) {
 		Decide(w)
 	}
 }
+
+// TestStripped: where a person removed the lease of a unit in use, what is free is another unit's.
+func TestStripped(t *testing.T) {
+	w := calm()
+	w.with(func(w *World) { w.free("a100", 2) },
+		leased("a100-1", device.Attached, serving("b", "a100-1")), demand("b", "n1", "a100-1", toldAttached),
+		func(w *World) { w.free("a100", 2) }, demand("c", "n2", "a100-0", toldAttached))
+	var got []string
+	for _, u := range []device.Unit{"a100-0", "a100-1", "a100-2", "a100-3"} {
+		_, onCall := entries(t, Decide(w).Offers, u)
+		got = append(got, onCall.Why)
+	}
+	if diff := cmp.Diff([]string{"NoCapacity", "", "", ""}, got); diff != "" {
+		t.Errorf("what the entries say (-want +got):\n%s", diff)
+	}
+}

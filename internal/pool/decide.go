@@ -77,6 +77,10 @@ func freeRules() []unitRule {
 			"note", "A later release, or nobody, knows what is under way; whatever is done could undo it.",
 		},
 		{
+			"another of its Pod failed", (*view).siblingFailed, (*view).refuseWithSibling,
+			"refuse", "The Pod cannot start without its other device, and the scheduler, which stops at the first device that is not ready, does not see that one's failure before this one is told, too.",
+		},
+		{
 			"foreign", func(v *view) bool { return v.adopt != nil }, (*view).createAdopted,
 			"create a lease that names the device", "The device has been attached to the node without a lease for long enough; the node's agent takes it in, and it becomes idle there.",
 		},
@@ -482,17 +486,37 @@ func (v *view) refuse(p *Plan, f *device.Failure) {
 		return
 	}
 	r := Refusal{Reason: f.Reason, Message: fmt.Sprintf("%s on node %s: %s", v.unit, v.demand.Attempt.Node, f.Message)}
-	for _, d := range v.w.Demands {
+	for i := range v.w.Demands {
+		d := &v.w.Demands[i]
 		if d.Attached || d.AttachFailed || d.Attempt.Ready() {
 			continue
 		}
-		if d.Attempt == v.demand.Attempt || d.Attempt.UID == v.demand.Attempt.UID || slices.ContainsFunc(d.Consumers, func(pod string) bool { return slices.Contains(v.demand.Consumers, pod) }) {
+		if v.demand.sibling(d) {
 			r.Attempts = append(r.Attempts, d.Attempt)
 		}
 	}
 	if len(r.Attempts) > 0 {
 		p.Refusals = append(p.Refusals, r)
 	}
+}
+
+// siblingFailed: another device of the claim, or of its Pod's claims, was told that it failed, and this one heard
+// nothing, as when only some of a refusal's writes went through.
+func (v *view) siblingFailed() bool {
+	return demanded(v) && !v.demand.Attached && !v.demand.Attempt.Ready() &&
+		slices.ContainsFunc(v.w.Demands, func(d Demand) bool { return d.AttachFailed && v.demand.sibling(&d) })
+}
+
+func (v *view) refuseWithSibling(p *Plan) {
+	p.Refusals = append(p.Refusals, Refusal{
+		Attempts: []device.Attempt{v.demand.Attempt}, Reason: "OtherDeviceFailed",
+		Message: fmt.Sprintf("%s on node %s: another device of the same Pod could not be attached", v.unit, v.demand.Attempt.Node),
+	})
+}
+
+// sibling: the other demand is of the same claim, or a Pod is there to use both.
+func (d *Demand) sibling(other *Demand) bool {
+	return d.Attempt.UID == other.Attempt.UID || slices.ContainsFunc(d.Consumers, func(pod string) bool { return slices.Contains(other.Consumers, pod) })
 }
 
 // excluded: what is published keeps the scheduler from choosing this unit on this node again.

@@ -327,6 +327,19 @@ var table = []row{
 		leased("a100-1", device.Attaching, serving("b", "a100-1")), leased("a100-2", device.Attaching, serving("x", "a100-2")),
 		demand("c", "n1", "a100-0", ofPod("p")), demand("b", "n1", "a100-1", ofPod("p")), demand("x", "n1", "a100-2", ofPod("q")),
 	), "serving, failed", outcome{Refusals: []string{"Rejected: c/a100-0 b/a100-1"}}},
+	{"another of the claim's devices was told that it failed", with(
+		leased("a100-0", device.Attaching, serving("c", "a100-0")), demand("c", "n1", "a100-0"), demand("c", "n1", "a100-1", toldFailed),
+	), "another of its Pod failed", outcome{Refusals: []string{"OtherDeviceFailed: c/a100-0"}}},
+	{"another of the Pod's claims was told that it failed, before this one had a lease", with(
+		demand("c", "n1", "a100-0", ofPod("p")), demand("b", "n1", "a100-1", ofPod("p"), toldFailed),
+	), "another of its Pod failed", outcome{Refusals: []string{"OtherDeviceFailed: c/a100-0"}}},
+	{"another of the Pod's claims was told that it failed, this one is attached", with(
+		leased("a100-0", device.Attached, serving("c", "a100-0")),
+		demand("c", "n1", "a100-0", ofPod("p"), toldAttached), demand("b", "n1", "a100-1", ofPod("p"), toldFailed),
+	), "serving", outcome{}},
+	{"another Pod's claim was told that it failed", with(
+		leased("a100-0", device.Attaching, serving("c", "a100-0")), demand("c", "n1", "a100-0", ofPod("p")), demand("b", "n1", "a100-1", ofPod("q"), toldFailed),
+	), "serving", outcome{}},
 	{"vanished under a bound Pod", with(leased("a100-0", device.Failed, serving("c", "a100-0"), failed("Vanished", device.BlameUnit)), demand("c", "n1", "a100-0", toldAttached), tainted("a100-0", 0)), "serving, failed", outcome{}},
 
 	// A node has it, for no claim.

@@ -61,9 +61,13 @@ func views(w *World) []view {
 	for _, u := range slices.Concat(slices.Sorted(maps.Keys(leases)), slices.Sorted(maps.Keys(demands))) {
 		units.add(u)
 	}
+	stripped := map[device.Unit]bool{}
+	for u, ds := range demands {
+		stripped[u] = leases[u] == nil && slices.ContainsFunc(ds, func(d *Demand) bool { return d.Attached })
+	}
 	of := map[device.Model]count{}
 	for i := range w.Models {
-		c := census{w: w, model: w.Models[i].Name, leases: leases, units: units}
+		c := census{w: w, model: w.Models[i].Name, leases: leases, units: units, stripped: stripped}
 		of[c.model] = c.take()
 	}
 	adopted := adopt(w, leases, demands, units, of)
