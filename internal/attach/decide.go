@@ -153,6 +153,20 @@ func (o *Observation) tellHolders() Decision {
 	return d
 }
 
+// tellPrepared says in the lease that a container may keep the device for long, so that no more claims are given it.
+func (o *Observation) tellPrepared() Decision {
+	const who = "a container that it is prepared for"
+	switch {
+	case !o.Prepared:
+		return o.wait("it is not known yet whether it is prepared for a claim")
+	case o.Lease.HeldBy != "":
+		return o.wait("it is still prepared for a claim")
+	}
+	d := o.store("it is still prepared for a claim")
+	d.Lease.HeldBy = who
+	return d
+}
+
 func (o *Observation) waitForDetach() Decision {
 	next := o.Last.At.Add(o.Settings.Busy)
 	if o.Last.Fault == nil {

@@ -241,9 +241,7 @@ func releasing() []rule {
 		{"wanted again", onBus(again), func(o *Observation) Decision {
 			return o.phase(device.Attached, "claim "+o.Lease.Attempt.Claim()+" was allocated meanwhile")
 		}, "An allocation slipped in before it left the bus: it is faster to keep it than to attach again."},
-		{"still prepared", (*Observation).prepared, func(o *Observation) Decision { // off the bus too: a container may have it
-			return o.wait("it is still prepared for a claim")
-		}, "A container may use it, even where the bus does not show it."},
+		{"still prepared", (*Observation).prepared, (*Observation).tellPrepared, "A container may use it, even where the bus does not show it; the lease says so, since how long that takes, as with an administrator's claim, nobody knows."},
 		{"drained by a former run", onBus(func(o *Observation) bool { return o.blind() && o.due(Undrain) }), (*Observation).undrainBlind, "The driver hides a drained GPU's identity from a new process; undrained it is seen again."},
 		{"who has it open", onBus(func(o *Observation) bool { return !drained(o) && o.scanDue(o.Settings.Look) }), (*Observation).findHolders, "A device that somebody has open is never drained."},
 		{"held", onBus(func(o *Observation) bool { return !drained(o) && o.held() }), (*Observation).tellHolders, "It stays until the process ends; the lease names who."},

@@ -391,9 +391,14 @@ var table = map[device.Phase][]row{
 		{situation: "not looked for holders yet", mods: with(scanned(time.Minute)), rule: "who has it open", want: FindHolders},
 		{situation: "a process has it open", mods: with(heldBy("pid 7")), rule: "held", want: Store},
 		{situation: "a process has it open, as told", mods: with(heldBy("pid 7"), toldHeld), rule: "held", want: Wait, wake: 29 * time.Second},
-		{situation: "prepared", mods: with(prepared), rule: "still prepared", want: Wait},
+		{situation: "prepared", mods: with(prepared), rule: "still prepared", want: Store, check: func(t *testing.T, d Decision) {
+			if d.Lease.HeldBy == "" || d.Lease.Phase != device.Releasing {
+				t.Errorf("the lease does not say who keeps it: %+v", d.Lease)
+			}
+		}},
+		{situation: "prepared, as told", mods: with(prepared, heldBy("a container"), toldHeld), rule: "still prepared", want: Wait},
 		{situation: "checkpoint unknown", mods: with(unknown), rule: "still prepared", want: Wait},
-		{situation: "prepared, off the bus", mods: with(prepared, offBus), rule: "still prepared", want: Wait},
+		{situation: "prepared, off the bus", mods: with(prepared, offBus, heldBy("a container"), toldHeld), rule: "still prepared", want: Wait},
 		{situation: "checkpoint unknown, off the bus", mods: with(unknown, offBus), rule: "still prepared", want: Wait},
 		{situation: "drain failed just now", mods: with(tried(Drain, time.Second, errTry)), rule: "not drained", want: Wait, wake: 2 * time.Second},
 		{situation: "drained, not looked since", mods: with(draining, tried(Drain, time.Second/2, nil)), rule: "opened meanwhile?", want: FindHolders},
@@ -429,7 +434,7 @@ var table = map[device.Phase][]row{
 		{situation: "no longer listed, the manager was busy just now", mods: with(offBus, notHere, answered(device.FaultBusy, time.Second)), rule: "refused for now", want: Wait, wake: 6 * time.Second},
 		{situation: "no longer listed, the manager was busy", mods: with(offBus, notHere, answered(device.FaultBusy, time.Minute)), rule: "not listed, but not detached by us", want: SendDetach},
 		{situation: "no longer listed, list old", mods: with(offBus, notHere, stale), rule: "look", want: ListFabric},
-		{situation: "no longer listed, prepared", mods: with(offBus, notHere, prepared), rule: "still prepared", want: Wait},
+		{situation: "no longer listed, prepared", mods: with(offBus, notHere, prepared), rule: "still prepared", want: Store},
 		{situation: "allocated meanwhile", mods: with(serves(onCall)), rule: "wanted again", want: Store, check: phase1(device.Attached)},
 		{situation: "allocated meanwhile, lease deleted", mods: with(serves(ready), deleting), rule: "wanted again", want: Store, check: phase1(device.Attached)},
 		{situation: "allocated after the drain", mods: with(serves(onCall), draining), rule: "wanted again, drained", want: Undrain},

@@ -170,11 +170,13 @@ func onCallRules() []taintRule {
 			"Nobody is there to release it.",
 		},
 		{
-			func(v *view) bool { return v.phase() == device.Releasing || v.lease.Idle() }, NoTaint, "", "idle, or going back",
+			func(v *view) bool {
+				return v.phase() == device.Releasing && v.lease.HeldBy == "" || v.lease.Idle()
+			}, NoTaint, "", "idle, or going back and held by nobody",
 			"It is to be had after one release; such units are listed last, so that first fit takes free ones before.",
 		},
 		{
-			func(*view) bool { return true }, NoSchedule, "NotFreeYet", "its claim is gone, it is not idle yet",
+			func(*view) bool { return true }, NoSchedule, "NotFreeYet", "its claim is gone, it is not idle yet, or held on its way back",
 			"It is still prepared, held open or on its way; how long that takes nobody knows.",
 		},
 	}
