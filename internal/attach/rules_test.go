@@ -230,6 +230,7 @@ var table = map[device.Phase][]row{
 		{situation: "reply done, listed", mods: with(answered("", time.Second), here(ours)), rule: "one came", want: Store, check: became1},
 		{situation: "reply lost, listed", mods: with(answered(device.FaultUnknown, time.Second), here(ours)), rule: "one came", want: Store, check: became1},
 		{situation: "restart, listed", mods: with(here(ours)), rule: "one came", want: Store, check: became1},
+		{situation: "reply done, listed, the configuration lost the model", mods: with(answered("", time.Second), here(ours), noModel), rule: "one came", want: Store, check: became1},
 		{situation: "restart, claim gone, listed", mods: with(nobody, here(ours)), rule: "one came", want: Store, check: became1},
 		{situation: "too late, but it came", mods: with(late, settled, here(ours)), rule: "one came", want: Store, check: became1},
 		{situation: "what came was there before", mods: with(here(ours), before("d1")), rule: "unknown, may still come", want: Wait, wake: 4 * time.Second},

