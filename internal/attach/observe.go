@@ -61,11 +61,14 @@ func (o *Observation) settledAt() time.Time {
 
 // EffectUntil is when a call can no longer take effect: some time after it ended. Where no answer came, the manager
 // may work on it for as long as a call may take, and where a former run made it, it was sent at the latest when
-// this process saw the lease.
+// this process saw the lease. What the lease says of its attach is no word on a detach.
 func (s *Settings) EffectUntil(askedAt, foundAt time.Time, last *Result) time.Time {
 	sent := askedAt
-	if last == nil && foundAt.After(sent) {
+	switch {
+	case last == nil && foundAt.After(sent):
 		sent = foundAt
+	case last != nil && last.SentAt.After(sent):
+		sent = last.SentAt
 	}
 	ended := sent.Add(s.MaxCall)
 	if last != nil && (last.Fault == nil || last.At.After(ended)) {

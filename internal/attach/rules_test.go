@@ -654,6 +654,7 @@ func TestEffectUntil(t *testing.T) {
 		{"stored by a clock that is ahead", ago(time.Minute), nil, now.Add(4 * time.Minute)},
 		{"the manager said done", time.Time{}, &Result{At: now.Add(2 * time.Second)}, now.Add(62 * time.Second)},
 		{"the connection broke at once", time.Time{}, &Result{At: now.Add(time.Second), Fault: unknown}, now.Add(4 * time.Minute)},
+		{"a later call, as to detach, broke at once", time.Time{}, &Result{SentAt: now.Add(time.Hour), At: now.Add(time.Hour + time.Second), Fault: unknown}, now.Add(time.Hour + 4*time.Minute)},
 		{"no answer within what a call may take", time.Time{}, &Result{At: now.Add(4 * time.Minute), Fault: unknown}, now.Add(5 * time.Minute)},
 	} {
 		if got := s.EffectUntil(now, tc.found, tc.last); !got.Equal(tc.want) {

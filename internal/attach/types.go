@@ -38,7 +38,8 @@ type Settings struct {
 // Result is how this process's last call to the manager for this unit ended, since the lease got into
 // its present phase. After a restart there is none.
 type Result struct {
-	At time.Time
+	// SentAt is when the call was made, At when it ended.
+	SentAt, At time.Time
 	// Fault is nil when the manager said that it was done.
 	Fault *device.Fault
 }

@@ -16,14 +16,14 @@ func (l *Loop) perform(ctx context.Context, lease device.Lease, d attach.Decisio
 		began := l.cfg.Clock.Now()
 		err := l.act(ctx, lease, d)
 		ended := l.cfg.Clock.Now()
-		l.ended(lease, d.Kind, ended, err)
+		l.ended(lease, d.Kind, began, ended, err)
 		l.cfg.Observer.Acted(ctx, lease, d.Kind, ended.Sub(began), err)
 		l.Poke()
 	})
 }
 
 // ended records the end of an action.
-func (l *Loop) ended(lease device.Lease, k attach.Kind, at time.Time, err error) {
+func (l *Loop) ended(lease device.Lease, k attach.Kind, began, at time.Time, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	mem := l.units[lease.Unit]
@@ -33,7 +33,7 @@ func (l *Loop) ended(lease device.Lease, k attach.Kind, at time.Time, err error)
 	case attach.SendAttach, attach.SendDetach:
 		l.machine.changes++
 		mem.maySend = time.Time{}
-		mem.last = &attach.Result{At: at, Fault: fault(string(k), err)}
+		mem.last = &attach.Result{SentAt: began, At: at, Fault: fault(string(k), err)}
 	case attach.Tell:
 		if err == nil {
 			mem.told = lease.Attempt
