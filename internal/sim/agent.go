@@ -23,6 +23,7 @@ import (
 	"github.com/cohdi/cohdi-agent/internal/kubeletplugin"
 	"github.com/cohdi/cohdi-agent/internal/lease"
 	"github.com/cohdi/cohdi-agent/internal/node"
+	"github.com/cohdi/cohdi-agent/internal/pool"
 )
 
 // Times that the agent has as constants in cmd.
@@ -252,7 +253,7 @@ func (p *process) makeLoop() {
 		FreshFor: freshFor, Resync: nodeResync, CallDeadline: callDeadline, LocalDeadline: localDeadline,
 		Leases: p.store, Manager: manager{p}, Host: view{p},
 		Claims: claim.New(claim.Options{Client: kube{p: p}, Clock: wall{p}}), Prepared: prepared{p}, Observer: nodeObserver{},
-		Model: func(device.Model) string { return fabricModel }, Clock: wall{p}, Spawn: p.spawn,
+		Model: p.fabricModel, Clock: wall{p}, Spawn: p.spawn,
 	})
 	p.steps = &stepper{
 		p: p, key: "node", ctx: p.ctx, step: p.loop.Step, debounce: time.Millisecond, resync: nodeResync, off: true,
@@ -262,6 +263,35 @@ func (p *process) makeLoop() {
 			}
 		},
 	}
+}
+
+// models are those of the node's configuration.
+func (p *process) models() []pool.Model {
+	s := p.s
+	var all []pool.Model
+	for _, m := range s.fabric.models() {
+		if m == gpuModel && s.now().Before(p.host.unmodelUntil) {
+			continue
+		}
+		configured := pool.Model{Name: m, FabricModel: fabricModels[m], Max: s.maxPerNode}
+		if m == gpuModel {
+			configured.Min = s.minPerNode
+			if s.exclude {
+				configured.Excludes = []device.Model{otherModel}
+			}
+		}
+		all = append(all, configured)
+	}
+	return all
+}
+
+func (p *process) fabricModel(m device.Model) string {
+	for _, has := range p.models() {
+		if has.Name == m {
+			return has.FabricModel
+		}
+	}
+	return ""
 }
 
 // spawn runs an action of a loop beside it.

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	"github.com/cohdi/cohdi-agent/internal/device"
 	"github.com/cohdi/cohdi-agent/internal/lease"
@@ -251,10 +252,16 @@ func nodeReady(n *corev1.Node) bool {
 	})
 }
 
-// results are our devices of a claim's allocation.
+// results are the devices that a claim was allocated, those aside that it only watches.
 func results(c *resourceapi.ResourceClaim) []resourceapi.DeviceRequestAllocationResult {
 	if c == nil || c.Status.Allocation == nil {
 		return nil
 	}
-	return c.Status.Allocation.Devices.Results
+	return owned(c.Status.Allocation)
+}
+
+func owned(a *resourceapi.AllocationResult) []resourceapi.DeviceRequestAllocationResult {
+	return slices.DeleteFunc(slices.Clone(a.Devices.Results), func(r resourceapi.DeviceRequestAllocationResult) bool {
+		return ptr.Deref(r.AdminAccess, false)
+	})
 }

@@ -35,19 +35,24 @@ type cluster struct {
 	runs      int
 	writer    *process // whose write to a lease is being stored
 
-	minPerNode, maxPerNode int
-	adopt                  bool // foreign devices are taken in
-	coolDown               time.Duration
+	minPerNode, maxPerNode, slots int
+	adopt                         bool // foreign devices are taken in
+	exclude                       bool // the two models must not be on one node
+	crude                         bool // no driver can drain
+	coolDown                      time.Duration
+	// damaged are the leases that a person broke, as they were.
+	damaged map[string]string
 	// calm is since when nothing goes wrong any more.
 	calm time.Time
 }
 
 // build makes a cluster of some nodes and a chassis.
-func (s *Sim) build(ctx context.Context, nodeCount, gpuCount int) {
+func (s *Sim) build(ctx context.Context, nodeCount, gpuCount, others int) {
 	s.root, s.stop = context.WithCancel(ctx)
 	s.watch = judge{entries: map[string]string{}, shown: map[string]string{}, allocated: map[string]time.Time{}, listed: map[string]time.Time{}, touched: map[device.Unit]time.Time{}}
 	s.api = newAPIServer(s)
-	s.fabric = newChassis(s, gpuCount)
+	s.damaged = map[string]string{}
+	s.fabric = newChassis(s, gpuCount, others)
 	s.hosts, s.kubelets = map[string]*host{}, map[string]*kubelet{}
 	s.scheduler = newScheduler(s)
 	for i := range nodeCount {
@@ -55,7 +60,7 @@ func (s *Sim) build(ctx context.Context, nodeCount, gpuCount int) {
 			s: s, node: fmt.Sprintf("n%d", i+1), machine: device.Machine(fmt.Sprintf("11111111-0000-4000-8000-%012d", i+1)),
 			open: map[*gpu][]handle{}, bootID: "boot-1",
 		}
-		h.crude = s.chance("crude driver "+h.node, 2)
+		h.crude = s.crude || s.chance("crude driver "+h.node, 2)
 		h.dir = filepath.Join(s.opt.Dir, h.node)
 		if err := os.MkdirAll(filepath.Join(h.dir, "cdi"), 0o750); err != nil {
 			panic(err)

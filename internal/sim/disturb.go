@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
+
 	"github.com/cohdi/cohdi-agent/internal/device"
 )
 
@@ -244,10 +246,8 @@ func (s *Sim) steal(words []string) error {
 
 // foreign attaches a device by hand, while no call of ours is open there: during one, nobody could tell.
 func (s *Sim) foreign(h *host) {
-	for _, l := range s.leases() {
-		if l.Machine == h.machine && l.FabricDevice == "" {
-			return
-		}
+	if s.callOpen(h.machine) {
+		return
 	}
 	for _, g := range s.fabric.gpus {
 		if g.machine == "" {
@@ -258,6 +258,11 @@ func (s *Sim) foreign(h *host) {
 			return
 		}
 	}
+}
+
+// callOpen: a call of ours may bring a device to the machine.
+func (s *Sim) callOpen(m device.Machine) bool {
+	return slices.ContainsFunc(s.leases(), func(l device.Lease) bool { return l.Machine == m && l.FabricDevice == "" })
 }
 
 // recreate makes the Node object anew; the machine knows nothing of it.
@@ -319,6 +324,10 @@ func (s *Sim) openIdle(h *host, d time.Duration) {
 
 // unlease deletes the object of a device lease: of a unit, or the n-th.
 func (s *Sim) unlease(words []string) error {
+	if len(words) == 2 && words[1] == "force" {
+		s.stripLease(words[0])
+		return nil
+	}
 	if len(words) != 1 {
 		return fmt.Errorf("which unit?")
 	}
@@ -334,6 +343,28 @@ func (s *Sim) unlease(words []string) error {
 	s.note("user", "deletes lease %s", name)
 	s.api.discard(leases, name)
 	return nil
+}
+
+// stripLease deletes the object of a lease that serves a claim, finalizer or not: the n-th of them. What it
+// named is there without a lease from then on, as if a person had attached it.
+func (s *Sim) stripLease(nth string) {
+	var serving []device.Lease
+	for _, l := range s.leases() {
+		if s.callOpen(l.Machine) {
+			continue
+		}
+		if g := s.fabric.byID(l.FabricDevice); l.Phase == device.Attached && !l.Attempt.IsZero() && g != nil && g.machine == l.Machine {
+			serving = append(serving, l)
+		}
+	}
+	if len(serving) == 0 {
+		return
+	}
+	l := serving[number(nth, 0)%len(serving)]
+	s.struck("lease stripped")
+	s.note("user", "deletes the lease of %s with its finalizer", l.Unit)
+	s.fabric.byID(l.FabricDevice).foreign = true
+	s.api.record(leases, s.api.objects[leases][device.LeaseName(fabricID, l.Unit)], nil)
 }
 
 func (s *Sim) managerDown(words []string) error {
@@ -355,10 +386,150 @@ func (s *Sim) loseCheckpoint(h *host) {
 	s.struck("checkpoint damaged")
 	s.note(h.node, "its checkpoint is damaged")
 	path := filepath.Join(h.dir, "plugin", "checkpoint.json")
+	if _, err := os.Stat(filepath.Dir(path)); err != nil {
+		return // no agent was here yet
+	}
 	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
 		panic(err)
 	}
 	for _, p := range s.live(h.node) {
 		s.crash(p, "by itself")
+	}
+}
+
+// forHow reads the duration that a command is given alone.
+func forHow(words []string) (time.Duration, error) {
+	if len(words) != 1 {
+		return 0, fmt.Errorf("how long?")
+	}
+	return time.ParseDuration(words[0])
+}
+
+// managerBusy lets the manager refuse for a while to change anything.
+func (s *Sim) managerBusy(words []string) error {
+	d, err := forHow(words)
+	if err != nil {
+		return err
+	}
+	s.struck("manager busy")
+	s.note("fabric", "its manager changes nothing for %s", d)
+	s.fabric.busyUntil = s.now().Add(d)
+	return nil
+}
+
+// reclaim takes a device away from the node that a person attached there.
+func (s *Sim) reclaim(h *host) {
+	for _, g := range s.fabric.on(h.machine) {
+		if g.foreign && !s.kubelets[h.node].uses(g) {
+			s.struck("device reclaimed")
+			s.note("fabric", "a person takes %s away from %s", g.id, h.node)
+			g.upset = s.now()
+			s.fabric.disconnect(g)
+			return
+		}
+	}
+}
+
+// unnamed keeps the manager for a while from knowing the UUID of a device.
+func (s *Sim) unnamed(words []string) error {
+	if len(words) != 2 {
+		return fmt.Errorf("which device, how long?")
+	}
+	n, err := strconv.Atoi(words[0])
+	if err != nil {
+		return err
+	}
+	d, err := time.ParseDuration(words[1])
+	if err != nil {
+		return err
+	}
+	g := s.fabric.gpus[n%len(s.fabric.gpus)]
+	s.struck("device unnamed")
+	s.note("fabric", "its manager does not know which GPU %s is", g.id)
+	g.unnamedUntil = s.now().Add(d)
+	return nil
+}
+
+// configure changes the configuration of all agents.
+func (s *Sim) configure(words []string) error {
+	set := options(words)
+	s.minPerNode, s.maxPerNode = number(set["min"], s.minPerNode), number(set["max"], s.maxPerNode)
+	s.struck("configuration changed")
+	s.note("user", "configures min=%d max=%d", s.minPerNode, s.maxPerNode)
+	return nil
+}
+
+// unmodel takes the first model out of one node's configuration for a while.
+func (s *Sim) unmodel(h *host, d time.Duration) {
+	s.struck("configuration lacks model")
+	s.note(h.node, "its configuration has no model %s", gpuModel)
+	h.unmodelUntil = s.now().Add(d)
+}
+
+func (s *Sim) restartKubelet(h *host, d time.Duration) {
+	s.struck("kubelet restart")
+	s.note(h.node, "its kubelet is restarted")
+	s.kubelets[h.node].restart(d)
+}
+
+// damage makes a lease unreadable, until a person has put it right.
+func (s *Sim) damage(words []string) error {
+	if len(words) != 2 {
+		return fmt.Errorf("which lease, how long?")
+	}
+	n, err := strconv.Atoi(words[0])
+	if err != nil {
+		return err
+	}
+	d, err := time.ParseDuration(words[1])
+	if err != nil {
+		return err
+	}
+	all := keys(s.api.objects[leases])
+	if len(all) == 0 {
+		return nil
+	}
+	name := all[n%len(all)]
+	l, ok := find[*coordinationv1.Lease](s.api, leases, name)
+	if _, broken := s.damaged[name]; !ok || broken {
+		return nil
+	}
+	s.struck("lease damaged")
+	s.note("user", "damages lease %s", name)
+	s.damaged[name] = l.Annotations[schemaKey]
+	l.Annotations[schemaKey] = "99"
+	if _, err := s.api.update(leases, l); err != nil {
+		return err
+	}
+	s.after(d, nil, s.repair)
+	return nil
+}
+
+const schemaKey = device.Driver + "/schema"
+
+// repair puts right what was damaged.
+func (s *Sim) repair() {
+	for _, name := range keys(s.damaged) {
+		if l, ok := find[*coordinationv1.Lease](s.api, leases, name); ok {
+			s.note("user", "puts lease %s right", name)
+			l.Annotations[schemaKey] = s.damaged[name]
+			if _, err := s.api.update(leases, l); err != nil {
+				panic(err) // it was just read
+			}
+		}
+		delete(s.damaged, name)
+	}
+}
+
+// unsee makes the driver's library lose sight of a GPU, until it looks for new ones.
+func (s *Sim) unsee(h *host) {
+	for _, f := range h.bus {
+		if f.seen && f.drained == nil {
+			s.struck("device unseen")
+			s.note(h.node, "the driver's library shows %s no more", f.g.id)
+			f.seen = false
+			f.g.upset = s.now()
+			return
+		}
 	}
 }

@@ -14,17 +14,21 @@ import (
 )
 
 const (
-	fabricID    = device.FabricID("0")
-	gpuModel    = device.Model("a100")
-	fabricModel = "NVIDIA A100"
+	fabricID   = device.FabricID("0")
+	gpuModel   = device.Model("a100")
+	otherModel = device.Model("h100")
 	// settle is how long a call of unknown outcome may still take effect, as the configuration says.
 	settle = time.Minute
 )
 
+// fabricModels are the manager's words for the models.
+var fabricModels = map[device.Model]string{gpuModel: "NVIDIA A100", otherModel: "NVIDIA H100"}
+
 // gpu is one physical GPU of the chassis.
 type gpu struct {
-	id   string
-	uuid device.GPUUUID
+	id    string
+	uuid  device.GPUUUID
+	model device.Model
 	// machine is where it is attached, empty while it is free; tenant is another tenant's machine.
 	machine device.Machine
 	health  device.Health
@@ -32,6 +36,8 @@ type gpu struct {
 	foreign bool
 	// upset is when something from outside last happened to it.
 	upset time.Time
+	// unnamedUntil is how long the manager does not know its UUID.
+	unnamedUntil time.Time
 }
 
 const tenant = device.Machine("tenant")
@@ -40,19 +46,31 @@ const tenant = device.Machine("tenant")
 type chassis struct {
 	s    *Sim
 	gpus []*gpu
-	// downUntil is how long the manager cannot be reached.
-	downUntil time.Time
+	// downUntil is how long the manager cannot be reached, busyUntil how long it refuses to change anything.
+	downUntil, busyUntil time.Time
 }
 
-func newChassis(s *Sim, n int) *chassis {
+func newChassis(s *Sim, n, others int) *chassis {
 	c := &chassis{s: s}
-	for i := range n {
-		c.gpus = append(c.gpus, &gpu{
+	for i := range n + others {
+		g := &gpu{
 			id: fmt.Sprintf("res-%d", i), uuid: device.GPUUUID(fmt.Sprintf("GPU-00000000-0000-4000-8000-%012x", i+1)),
-			health: device.HealthOK,
-		})
+			model: gpuModel, health: device.HealthOK,
+		}
+		if i >= n {
+			g.model = otherModel
+		}
+		c.gpus = append(c.gpus, g)
 	}
 	return c
+}
+
+// models are those that the configuration names.
+func (c *chassis) models() []device.Model {
+	if slices.ContainsFunc(c.gpus, func(g *gpu) bool { return g.model == otherModel }) {
+		return []device.Model{gpuModel, otherModel}
+	}
+	return []device.Model{gpuModel}
 }
 
 func (c *chassis) byID(id string) *gpu {
@@ -85,6 +103,17 @@ func (c *chassis) on(m device.Machine) []*gpu {
 
 func (c *chassis) down() bool { return c.s.now().Before(c.downUntil) }
 
+// refuses is the manager's answer to a call that would change something, nil if it takes the call.
+func (c *chassis) refuses(op string) error {
+	switch {
+	case c.down():
+		return unreachable(op)
+	case c.s.now().Before(c.busyUntil):
+		return &device.Fault{Class: device.FaultBusy, Op: op, Message: "it is being maintained"}
+	}
+	return nil
+}
+
 func unreachable(op string) error {
 	return &device.Fault{Class: device.FaultUnreachable, Op: op, Err: errors.New("connection refused")}
 }
@@ -116,18 +145,18 @@ func (m manager) Attach(ctx context.Context, machine device.Machine, model strin
 	op := "attach one " + model + " to " + m.p.node
 	m.p.s.ask(m.p.name+" before", func() { m.p.s.asked(m.p, machine) })
 	_, err := invoke(ctx, m.p, fabricCall("attach "+m.p.node, op, 2*time.Second, 12*time.Second), func() (struct{}, error) {
-		return struct{}{}, m.p.s.fabric.attach(m.p, machine, op)
+		return struct{}{}, m.p.s.fabric.attach(m.p, machine, model, op)
 	})
 	return err
 }
 
-func (c *chassis) attach(p *process, machine device.Machine, op string) error {
-	if c.down() {
-		return unreachable(op)
+func (c *chassis) attach(p *process, machine device.Machine, model, op string) error {
+	if err := c.refuses(op); err != nil {
+		return err
 	}
 	var free []*gpu
 	for _, g := range c.gpus {
-		if g.machine == "" && g.health != device.HealthCritical {
+		if fabricModels[g.model] == model && g.machine == "" && g.health != device.HealthCritical {
 			free = append(free, g)
 		}
 	}
@@ -175,8 +204,8 @@ func (m manager) Detach(ctx context.Context, machine device.Machine, id, _ strin
 }
 
 func (c *chassis) detach(p *process, machine device.Machine, id, op string) error {
-	if c.down() {
-		return unreachable(op)
+	if err := c.refuses(op); err != nil {
+		return err
 	}
 	g := c.byID(id)
 	if g == nil || g.machine != machine {
@@ -194,15 +223,15 @@ func (m manager) Free(ctx context.Context, models []device.Model) (map[device.Mo
 		if c.down() {
 			return nil, unreachable("count free devices")
 		}
-		n := 0
-		for _, g := range c.gpus {
-			if g.machine == "" && g.health != device.HealthCritical {
-				n++
-			}
-		}
 		free := map[device.Model]pool.Supply{}
-		if slices.Contains(models, gpuModel) {
-			free[gpuModel] = pool.Supply{Count: n}
+		for _, model := range models {
+			n := 0
+			for _, g := range c.gpus {
+				if g.model == model && g.machine == "" && g.health != device.HealthCritical {
+					n++
+				}
+			}
+			free[model] = pool.Supply{Count: n}
 		}
 		return free, nil
 	})
@@ -231,7 +260,11 @@ func (m manager) Attached(ctx context.Context, machines []device.Machine) map[de
 func (c *chassis) list(machine device.Machine) []device.OnFabric {
 	list := []device.OnFabric{}
 	for _, g := range c.on(machine) {
-		list = append(list, device.OnFabric{ID: g.id, Machine: machine, Model: fabricModel, UUID: g.uuid, Health: g.health})
+		uuid := g.uuid
+		if c.s.now().Before(g.unnamedUntil) {
+			uuid = ""
+		}
+		list = append(list, device.OnFabric{ID: g.id, Machine: machine, Model: fabricModels[g.model], UUID: uuid, Health: g.health})
 	}
 	return list
 }

@@ -36,6 +36,8 @@ type fault struct {
 	node   string // empty is any
 	prefix string // of the call's key
 	mode   mode
+	// late is how late it takes effect, zero is drawn.
+	late time.Duration
 }
 
 func (f *fault) text() string {
@@ -82,6 +84,9 @@ func (f *fault) strike(c *call, took time.Duration) {
 		c.takeEffect(took/2, func(any, error) { c.answer(silence, nil, c.lost(errConnection)) })
 	case lateEffect:
 		late := s.between("late "+c.key, 2*time.Second, lateMost(c.key))
+		if f.late > 0 {
+			late = f.late
+		}
 		c.answer(took, nil, c.lost(errConnection))
 		c.takeEffect(took+late, func(any, error) { s.note(c.p.node, "late effect: %s", c.key) })
 	case neverSent:

@@ -26,8 +26,7 @@ const (
 // finish ends what goes wrong and checks that all that is wanted and can be served is served, and that all
 // goes back when nothing is wanted any more.
 func (s *Sim) finish() {
-	s.note("judge", "nothing goes wrong any more")
-	s.calm, s.faults = s.now(), nil
+	s.calmDown()
 	s.runUntil(s.now().Add(time.Minute), nil)
 	s.runStable(timeToServe, quietMost)
 	if s.watch.broken != nil {
@@ -45,28 +44,56 @@ func (s *Sim) finish() {
 	}
 }
 
+// calmDown ends what goes wrong by itself after a while, and what was to go wrong.
+func (s *Sim) calmDown() {
+	s.note("judge", "nothing goes wrong any more")
+	s.calm, s.faults = s.now(), nil
+	s.fabric.downUntil, s.fabric.busyUntil = s.now(), s.now()
+	for _, g := range s.fabric.gpus {
+		g.unnamedUntil = s.now()
+	}
+	for _, h := range s.order {
+		h.unmodelUntil = s.now()
+	}
+	s.repair()
+	for _, p := range s.procs {
+		p.steps.poke()
+	}
+}
+
 // servedAll: no Pod waits for what is there.
 func (s *Sim) servedAll() {
-	free := 0
+	free := map[device.Model]int{}
 	for _, g := range s.fabric.gpus {
 		if g.machine == "" && g.health != device.HealthCritical {
-			free++
+			free[g.model]++
+			free[""]++
 		}
 	}
 	for _, p := range s.scheduler.pods {
 		need := p.devices * len(p.claims)
-		if p.deleted || p.ran || need > free {
+		if p.deleted || p.ran || p.admin || need > free[p.model] {
 			continue
 		}
 		for _, h := range s.order {
-			if (p.node == "" || p.node == h.node) && (s.maxPerNode == 0 || len(s.fabric.on(h.machine))+need <= s.maxPerNode) {
+			if (p.node == "" || p.node == h.node) && s.hasRoom(h, p.model, need) {
 				s.noteOffers()
 				s.breakIt("not-served", "%s needs %d devices, %d are free, and it does not run; it waits on %q, was bound to %q",
-					p.name, need, free, p.waiting, p.bound)
+					p.name, need, free[p.model], p.waiting, p.bound)
 				return
 			}
 		}
 	}
+}
+
+// hasRoom: the configuration lets the node have so many more of the model.
+func (s *Sim) hasRoom(h *host, m device.Model, need int) bool {
+	has := map[bool]int{} // whether it is of the model
+	for _, g := range s.fabric.on(h.machine) {
+		has[m == "" || g.model == m]++
+	}
+	return (s.maxPerNode == 0 || has[true]+need <= s.maxPerNode) && (s.slots == 0 || has[true]+has[false]+need <= s.slots) &&
+		(!s.exclude || has[false] == 0)
 }
 
 // noteOffers shows what the scheduler could choose from.

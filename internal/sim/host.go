@@ -31,6 +31,9 @@ type host struct {
 	// bootedAt is when it last booted; awayUntil is how long no agent starts here.
 	bootedAt, awayUntil time.Time
 
+	// unmodelUntil is how long the node's configuration lacks the model.
+	unmodelUntil time.Time
+
 	// crude: its driver cannot drain, so nothing keeps a process from opening a GPU that is about to go.
 	crude bool
 

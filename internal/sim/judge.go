@@ -56,8 +56,12 @@ func (s *Sim) breakIt(rule, format string, args ...any) {
 func (s *Sim) changed(c change) {
 	switch c.kind {
 	case leases:
-		before, _ := leaseOf(c.before)
-		after, _ := leaseOf(c.after)
+		before, was := leaseOf(c.before)
+		after, is := leaseOf(c.after)
+		if c.before != nil && !was || c.after != nil && !is {
+			s.watch.touched[before.Unit], s.watch.touched[after.Unit] = s.now(), s.now()
+			return // nobody can read it
+		}
 		s.leaseChanged(c, before, after)
 	case poolSlices:
 		s.sliceChanged(c)
@@ -104,7 +108,7 @@ func (s *Sim) leaseChanged(c change, before, after device.Lease) {
 	}
 	if g := s.fabric.byID(after.FabricDevice); g != nil && g.foreign && s.adopt {
 		g.foreign = false // taken in
-	} else if g != nil && g.foreign {
+	} else if g != nil && g.foreign && g.machine == after.Machine {
 		s.breakIt("foreign", "unit %s takes %s, which a person attached", after.Unit, g.id)
 	}
 }
@@ -142,8 +146,18 @@ func (s *Sim) leases() []device.Lease {
 
 // leaseGone: what was asked for it is answered, and nothing of it is on the machine.
 func (s *Sim) leaseGone(l device.Lease) {
-	if g := s.fabric.byID(l.FabricDevice); g != nil && g.machine == l.Machine {
+	if g := s.fabric.byID(l.FabricDevice); g != nil && g.machine == l.Machine && !g.foreign {
 		s.breakIt("no-amnesia", "the lease of unit %s is gone, and %s is still attached to %s", l.Unit, g.id, l.Node)
+	}
+}
+
+// handsOff: no agent writes to a lease that it cannot read.
+func (s *Sim) handsOff(before *coordinationv1.Lease) {
+	if before == nil {
+		return
+	}
+	if _, ok := leaseOf(before); !ok {
+		s.breakIt("hands-off", "lease %s, which nobody can read, is written", before.Name)
 	}
 }
 
@@ -329,8 +343,8 @@ func (s *Sim) taking(p *process, g *gpu, how string) {
 
 func (s *Sim) preparedFor(p *process, g *gpu, how string) {
 	k := s.kubelets[p.node]
-	for uid, gpus := range k.prepared {
-		if slices.Contains(gpus, g) {
+	for _, uid := range keysOf(k.prepared) {
+		if slices.Contains(k.prepared[uid], g) {
 			s.breakIt("in-use", "%s is %s on %s while claim %s is prepared", g.id, how, p.node, k.names[uid])
 		}
 	}

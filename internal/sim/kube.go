@@ -98,7 +98,11 @@ func (k kubeLeases) Update(ctx context.Context, l *coordinationv1.Lease, _ metav
 		}
 		k.p.s.writer = k.p
 		defer func() { k.p.s.writer = nil }()
-		return as[*coordinationv1.Lease](k.p.s.api.update(leases, l))
+		after, err := as[*coordinationv1.Lease](k.p.s.api.update(leases, l))
+		if err == nil {
+			k.p.s.handsOff(before)
+		}
+		return after, err
 	})
 }
 
@@ -110,7 +114,11 @@ func (k kubeLeases) Delete(ctx context.Context, name string, o metav1.DeleteOpti
 				return struct{}{}, err
 			}
 		}
-		return struct{}{}, k.p.s.api.remove(leases, name, o.Preconditions)
+		err := k.p.s.api.remove(leases, name, o.Preconditions)
+		if err == nil {
+			k.p.s.handsOff(before)
+		}
+		return struct{}{}, err
 	})
 	return err
 }

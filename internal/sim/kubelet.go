@@ -79,7 +79,7 @@ func (k *kubelet) agent(key string) *process {
 
 // sync prepares the next claim of the Pod, or starts its containers.
 func (k *kubelet) sync(r *running) {
-	if r.ending || r.started || r.busy || k.pods[r.pod.name] != r {
+	if r.ending || r.busy || k.pods[r.pod.name] != r {
 		return
 	}
 	for _, c := range r.claims {
@@ -87,6 +87,9 @@ func (k *kubelet) sync(r *running) {
 			k.prepare(r, c)
 			return
 		}
+	}
+	if r.started {
+		return
 	}
 	k.s.after(k.s.between("start "+r.pod.name, 100*time.Millisecond, time.Second), nil, func() { k.startPod(r) })
 }
@@ -149,13 +152,25 @@ func (k *kubelet) preparedAnswer(r *running, c *resourceapi.ResourceClaim, res k
 	}
 	k.s.note(k.h.node, "prepared %s: %s", c.Name, ids(gpus))
 	r.ready[c.UID] = true
-	k.prepared[c.UID] = gpus
-	k.s.answered(k, c, res.Devices, gpus)
+	if !r.pod.admin {
+		k.prepared[c.UID] = gpus
+		k.s.answered(k, c, res.Devices, gpus)
+	}
 	if r.ending {
 		k.stopped(r)
 		return
 	}
 	k.sync(r)
+}
+
+// uses tells whether a claim has the GPU prepared.
+func (k *kubelet) uses(g *gpu) bool {
+	for _, gpus := range k.prepared {
+		if slices.Contains(gpus, g) {
+			return true
+		}
+	}
+	return false
 }
 
 func ids(gpus []*gpu) string {
@@ -220,6 +235,10 @@ func (h *host) specs() []types.UID {
 func (k *kubelet) stop(p *pod) {
 	r := k.pods[p.name]
 	if r == nil || r.ending {
+		return
+	}
+	if k.down {
+		k.s.after(unprepareRetry, nil, func() { k.stop(p) })
 		return
 	}
 	r.ending = true
@@ -306,18 +325,22 @@ func (k *kubelet) unprepared(r *running, c *resourceapi.ResourceClaim, err error
 // agentGone: the connection to the agent broke; the kubelet asks again.
 func (k *kubelet) agentGone(p *process) {
 	for _, name := range slices.Sorted(maps.Keys(k.pods)) {
-		r := k.pods[name]
-		if r.call != p {
-			continue
+		if r := k.pods[name]; r.call == p {
+			k.dropped(r)
 		}
-		r.busy, r.call = false, nil
-		switch {
-		case r.ending && r.started:
-		case r.ending:
-			k.s.after(unprepareRetry, nil, func() { k.unprepare(r) })
-		default:
-			k.later(unprepareRetry, r)
-		}
+	}
+}
+
+// dropped: a call for the Pod ended without an answer; it is made again.
+func (k *kubelet) dropped(r *running) {
+	r.busy, r.call = false, nil
+	switch {
+	case r.ending && r.started:
+		k.stopped(r)
+	case r.ending:
+		k.s.after(unprepareRetry, nil, func() { k.unprepare(r) })
+	default:
+		k.later(unprepareRetry, r)
 	}
 }
 
@@ -334,6 +357,32 @@ func (k *kubelet) reboot() {
 		}
 		k.later(30*time.Second, r)
 	}
+}
+
+// restart ends the kubelet for a while: its calls end, the containers go on. It has every claim prepared
+// again then, as it does not keep whether that was done.
+func (k *kubelet) restart(d time.Duration) {
+	if k.down {
+		return
+	}
+	k.down = true
+	for _, name := range slices.Sorted(maps.Keys(k.pods)) {
+		r := k.pods[name]
+		if r.call == nil {
+			continue
+		}
+		if r.cancel != nil {
+			r.cancel()
+		}
+		k.dropped(r)
+	}
+	k.s.after(d, nil, func() {
+		k.down = false
+		for _, name := range slices.Sorted(maps.Keys(k.pods)) {
+			k.pods[name].ready = map[types.UID]bool{}
+			k.sync(k.pods[name])
+		}
+	})
 }
 
 func (k *kubelet) String() string { return fmt.Sprintf("kubelet of %s", k.h.node) }

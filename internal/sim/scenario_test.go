@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -16,6 +17,21 @@ var (
 	rewrite = flag.Bool("rewrite", false, "write the traces of the scenarios anew, for review as a diff")
 	untold  = flag.Bool("no-traces", false, "only what breaks an invariant fails a scenario, not another trace")
 )
+
+// tally adds up what runs did, from several goroutines.
+type tally struct {
+	mu  sync.Mutex
+	sum Counts
+}
+
+func (c *tally) add(o Counts) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.sum.add(o)
+}
+
+// toldBy is what the scenarios that were played did.
+var toldBy = &tally{sum: Counts{Faults: map[string]int{}, Rules: map[string]int{}}}
 
 // TestScenarios plays testdata/*.txt: commands, a line of dashes, the trace that they give. Draws always
 // fall the shortest way there, so that a trace shows what the commands do and nothing else.
@@ -37,6 +53,7 @@ func TestScenarios(t *testing.T) {
 				t.Fatal(err)
 			}
 			res := play(t, script, Options{}, false)
+			toldBy.add(res.Counts)
 			if res.Violation != nil {
 				t.Errorf("scenario %s: %v", strings.TrimSuffix(filepath.Base(file), ".txt"), res.Violation)
 			}

@@ -31,7 +31,10 @@ type pod struct {
 	uid     types.UID
 	devices int // of each claim
 	claims  []string
-	node    string // where it must run; empty is anywhere
+	node    string       // where it must run; empty is anywhere
+	model   device.Model // that it asks for; empty is any
+	// admin: it watches what is attached to its node, and owns nothing.
+	admin bool
 
 	bound   string // where it was bound
 	waiting string // where it waits for its devices
@@ -91,7 +94,7 @@ func (k *kubeScheduler) taken() map[string]bool {
 		}
 	}
 	for _, a := range k.assumed {
-		for _, r := range a.Devices.Results {
+		for _, r := range owned(a) {
 			used[r.Device] = true
 		}
 	}
@@ -144,6 +147,9 @@ func (k *kubeScheduler) fit(p *pod, n *corev1.Node) [][]resourceapi.Device {
 			}
 		}
 	}
+	if p.admin {
+		return watched(p, n, listed)
+	}
 	var devices []*resourceapi.Device
 	for _, s := range listed {
 		for i := range s.Spec.Devices {
@@ -159,7 +165,9 @@ func (k *kubeScheduler) fit(p *pod, n *corev1.Node) [][]resourceapi.Device {
 	for range p.claims {
 		var mine []resourceapi.Device
 		for range p.devices {
-			i := slices.IndexFunc(devices, func(d *resourceapi.Device) bool { return !used[d.Name] && fits(d, n) && counts(d, free) })
+			i := slices.IndexFunc(devices, func(d *resourceapi.Device) bool {
+				return !used[d.Name] && asksFor(p, d) && fits(d, n) && counts(d, free)
+			})
 			if i < 0 || !complete {
 				return nil
 			}
@@ -168,6 +176,30 @@ func (k *kubeScheduler) fit(p *pod, n *corev1.Node) [][]resourceapi.Device {
 			mine = append(mine, *devices[i])
 		}
 		found = append(found, mine)
+	}
+	return found
+}
+
+func asksFor(p *pod, d *resourceapi.Device) bool {
+	return p.model == "" || *d.Attributes["model"].StringValue == string(p.model)
+}
+
+// watched are the devices on the node, whoever has them: a request with admin access tolerates every taint.
+func watched(p *pod, n *corev1.Node, listed []*resourceapi.ResourceSlice) [][]resourceapi.Device {
+	var all []resourceapi.Device
+	for _, s := range listed {
+		for i := range s.Spec.Devices {
+			if d := &s.Spec.Devices[i]; d.NodeName != nil && *d.NodeName == n.Name {
+				all = append(all, *d)
+			}
+		}
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	found := make([][]resourceapi.Device, 0, len(p.claims))
+	for range p.claims {
+		found = append(found, all)
 	}
 	return found
 }
@@ -212,10 +244,14 @@ func (k *kubeScheduler) reserve(p *pod, n *corev1.Node, found [][]resourceapi.De
 			}}},
 		}
 		for j, d := range found[i] {
-			a.Devices.Results = append(a.Devices.Results, resourceapi.DeviceRequestAllocationResult{
+			r := resourceapi.DeviceRequestAllocationResult{
 				Request: fmt.Sprintf("r%d", j), Driver: device.Driver, Pool: fabricID.Pool(), Device: d.Name,
 				BindingConditions: d.BindingConditions, BindingFailureConditions: d.BindingFailureConditions,
-			})
+			}
+			if p.admin {
+				r.AdminAccess = new(true)
+			}
+			a.Devices.Results = append(a.Devices.Results, r)
 		}
 		k.assumed[name] = a
 	}
@@ -237,7 +273,7 @@ func (k *kubeScheduler) store(p *pod) {
 		}
 		c.Status.Allocation = k.assumed[name]
 		c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: p.name, UID: p.uid}}
-		for _, r := range results(c) {
+		for _, r := range c.Status.Allocation.Devices.Results {
 			names = append(names, r.Device)
 		}
 		delete(k.assumed, name)
@@ -362,7 +398,7 @@ func (k *kubeScheduler) change(p *pod, f func(*resourceapi.ResourceClaim)) {
 }
 
 // addPod makes a Pod with its claims.
-func (s *Sim) addPod(name string, claimsOf, devices int, node string) {
+func (s *Sim) addPod(name string, claimsOf, devices int, node string) *pod {
 	p := &pod{name: name, uid: s.api.uid(), devices: devices, node: node, made: s.now()}
 	for i := range claimsOf {
 		c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprintf("%s-c%d", name, i)}}
@@ -375,6 +411,7 @@ func (s *Sim) addPod(name string, claimsOf, devices int, node string) {
 	s.scheduler.pods = append(s.scheduler.pods, p)
 	s.note("user", "creates %s", name)
 	s.after(s.between("new "+name, 10*time.Millisecond, time.Second), nil, func() { s.scheduler.try(p) })
+	return p
 }
 
 func (s *Sim) podByName(name string) *pod {

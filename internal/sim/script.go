@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/cohdi/cohdi-agent/internal/device"
 )
 
 // Command is one line of a script: a verb and its words.
@@ -72,8 +74,10 @@ func Run(ctx context.Context, b Bubble, script Script, o Options, finish bool) (
 		return res, fmt.Errorf("cooldown: %w", err)
 	}
 	_, s.adopt = set["adopt"]
-	s.coolDown, s.minPerNode, s.maxPerNode = coolDown, number(set["min"], 0), number(set["max"], 0)
-	s.build(ctx, number(set["nodes"], 2), number(set["gpus"], 2))
+	_, s.exclude = set["exclude"]
+	_, s.crude = set["crude"]
+	s.coolDown, s.minPerNode, s.maxPerNode, s.slots = coolDown, number(set["min"], 0), number(set["max"], 0), number(set["slots"], 0)
+	s.build(ctx, number(set["nodes"], 2), number(set["gpus"], 2), number(set[string(otherModel)], 0))
 	defer s.close()
 	for _, c := range script[1:] {
 		if s.watch.broken != nil {
@@ -124,14 +128,22 @@ func verbs() map[string]verb {
 		"vanish": (*Sim).vanish, "critical": (*Sim).critical, "steal": (*Sim).steal, "foreign": onNode((*Sim).foreign),
 		"recreate": onNode((*Sim).recreate), "reboot": onNode((*Sim).reboot), "open": forAWhile((*Sim).openIdle),
 		"unlease": (*Sim).unlease, "down": (*Sim).managerDown, "lose": onNode((*Sim).loseCheckpoint), "show": (*Sim).show,
+		"busy": (*Sim).managerBusy, "reclaim": onNode((*Sim).reclaim), "unnamed": (*Sim).unnamed, "config": (*Sim).configure,
+		"unmodel": forAWhile((*Sim).unmodel), "damage": (*Sim).damage, "restart": forAWhile((*Sim).restartKubelet), "calm": (*Sim).calmCommand,
+		"unsee": onNode((*Sim).unsee),
 	}
 }
 
-// run lets time pass: a duration, or until=<what>, which has to come within=<duration>.
+// run lets time pass: a duration, or until=<what>, which has to come within=<duration>, or is waited for, if
+// it does not come anew, at most=<duration>.
 func (s *Sim) run(words []string) error {
-	most := 2 * time.Hour
+	most, seen, must := 2*time.Hour, 0, true
 	if len(words) == 2 {
-		within, err := time.ParseDuration(options(words[1:])["within"])
+		set := options(words[1:])
+		if _, ok := set["most"]; ok {
+			seen, must = len(s.trace), false
+		}
+		within, err := time.ParseDuration(set["within"] + set["most"])
 		if err != nil {
 			return err
 		}
@@ -154,10 +166,10 @@ func (s *Sim) run(words []string) error {
 		return nil
 	}
 	met := func() bool {
-		return slices.ContainsFunc(s.trace, func(l string) bool { return strings.Contains(l, strings.ReplaceAll(what, "_", " ")) })
+		return slices.ContainsFunc(s.trace[seen:], func(l string) bool { return strings.Contains(l, strings.ReplaceAll(what, "_", " ")) })
 	}
 	s.runUntil(s.now().Add(most), met)
-	if s.watch.broken == nil && !met() {
+	if must && s.watch.broken == nil && !met() {
 		s.breakIt("never", "it did not come to %q", what)
 	}
 	return nil
@@ -179,7 +191,9 @@ func (s *Sim) podCommand(words []string) error {
 		return fmt.Errorf("which Pod?")
 	}
 	set := options(words[1:])
-	s.addPod(words[0], number(set["claims"], 1), number(set["devices"], 1), set["node"])
+	p := s.addPod(words[0], number(set["claims"], 1), number(set["devices"], 1), set["node"])
+	p.model = device.Model(set["model"])
+	_, p.admin = set["admin"]
 	return nil
 }
 
@@ -195,11 +209,19 @@ func (s *Sim) deleteCommand(words []string) error {
 	return nil
 }
 
-// faultCommand arms a fault: [node] mode prefix of the call.
+// faultCommand arms a fault: [node] mode prefix of the call; late=<duration> says how late.
 func (s *Sim) faultCommand(words []string) error {
 	f := &fault{}
 	if len(words) > 0 && s.hosts[words[0]] != nil {
 		f.node, words = words[0], words[1:]
+	}
+	if d, ok := options(words)[string(lateEffect)]; ok && d != "" {
+		var err error
+		if f.late, err = time.ParseDuration(d); err != nil {
+			return err
+		}
+		words = slices.Clone(words)
+		words[0] = string(lateEffect)
 	}
 	if len(words) < 2 || !slices.Contains(modes(), mode(words[0])) {
 		return fmt.Errorf("a fault is [node] mode call")
@@ -209,15 +231,31 @@ func (s *Sim) faultCommand(words []string) error {
 	return nil
 }
 
-// onNode is a command on a node.
+// onNode is a command on a node, or on the one that leads.
 func onNode(f func(*Sim, *host)) verb {
 	return func(s *Sim, words []string) error {
+		if len(words) == 1 && words[0] == "leader" {
+			if h := s.leads(); h != nil {
+				f(s, h)
+			}
+			return nil
+		}
 		if len(words) != 1 || s.hosts[words[0]] == nil {
 			return fmt.Errorf("which node?")
 		}
 		f(s, s.hosts[words[0]])
 		return nil
 	}
+}
+
+// leads is the node that leads the fabric, nil if none does.
+func (s *Sim) leads() *host {
+	for _, p := range s.procs {
+		if !p.dead && p.term != nil {
+			return p.host
+		}
+	}
+	return nil
 }
 
 // forAWhile is a command on a node with a duration.
@@ -240,5 +278,11 @@ func (s *Sim) show([]string) error {
 	for _, h := range s.order {
 		s.note("fabric", "%s has [%s]", h.node, ids(s.fabric.on(h.machine)))
 	}
+	return nil
+}
+
+// calmCommand says that nothing goes wrong from here on, so that who waits has to hear of it.
+func (s *Sim) calmCommand([]string) error {
+	s.calmDown()
 	return nil
 }

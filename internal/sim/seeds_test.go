@@ -83,16 +83,25 @@ func summary(seeds int, c Counts) string {
 	for _, k := range slices.Sorted(maps.Keys(c.Faults)) {
 		fmt.Fprintf(&b, "\n  %-26s %d", k, c.Faults[k])
 	}
-	var never []string
+	var told, never []string
 	all := rules()
 	for _, r := range all {
-		if c.Rules[r] == 0 {
+		switch {
+		case c.Rules[r] > 0:
+		case toldBy.sum.Rules[r] > 0:
+			told = append(told, r)
+		default:
 			never = append(never, r)
 		}
 	}
-	fmt.Fprintf(&b, "\nrows of the policies that applied: %d of %d", len(all)-len(never), len(all))
-	if len(never) > 0 {
-		fmt.Fprintf(&b, ", never:\n  %s", strings.Join(never, "\n  "))
+	fmt.Fprintf(&b, "\nrows of the policies that applied: %d of %d", len(all)-len(told)-len(never), len(all))
+	for _, part := range []struct {
+		what string
+		rows []string
+	}{{"only in scenarios", told}, {"never", never}} {
+		if len(part.rows) > 0 {
+			fmt.Fprintf(&b, "\n%s: %d\n  %s", part.what, len(part.rows), strings.Join(part.rows, "\n  "))
+		}
 	}
 	return b.String()
 }

@@ -140,13 +140,11 @@ func (p *process) lead() {
 	t.steps = &stepper{p: p, key: "leader", ctx: t.ctx, debounce: leaderBounce, resync: countEvery, after: func() {}}
 	t.open()
 	t.loop = leader.New(leader.Config{
-		Fabric: fabricID, Models: func() []pool.Model {
-			return []pool.Model{{Name: gpuModel, FabricModel: fabricModel, Min: p.s.minPerNode, Max: p.s.maxPerNode}}
-		},
-		Settings:   pool.Settings{CoolDown: p.s.coolDown, ReadySettle: readySettle, AgentAway: agentAway, Adopt: p.s.adopt, AdoptAfter: adoptAfter},
+		Fabric: fabricID, Models: p.models,
+		Settings:   pool.Settings{CoolDown: p.s.coolDown, ReadySettle: readySettle, AgentAway: agentAway, Adopt: p.s.adopt, AdoptAfter: adoptAfter, Slots: p.s.slots},
 		CountEvery: countEvery, CountPause: countPause, Debounce: leaderBounce, Retry: retry,
 		CallDeadline: callDeadline, WriteDeadline: writeDeadline,
-		Leases: t.store, Claims: leaderClaims{t.claims, t}, Nodes: leaderNodes{t}, Publisher: publisher{t},
+		Leases: leaderLeases{t.store}, Claims: leaderClaims{t.claims, t}, Nodes: leaderNodes{t}, Publisher: publisher{t},
 		Manager: manager{p}, Election: election{p}, Observer: leaderObserver{t}, Clock: wall{p}, Spawn: t.spawn,
 	})
 	t.steps.step = t.loop.Step
@@ -209,6 +207,17 @@ func sorted[T object](w *watch) []T {
 	return all
 }
 
+// leaderLeases are the leases as cmd gives them to the leader: also those that cannot be read.
+type leaderLeases struct{ *lease.Store }
+
+func (l leaderLeases) List() []device.Lease {
+	all := l.Store.List()
+	for _, bad := range l.Unreadable() {
+		all = append(all, device.Lease{Fabric: bad.Fabric, Unit: bad.Unit, Node: bad.Node, Phase: device.Unreadable})
+	}
+	return all
+}
+
 type leaderClaims struct {
 	*claim.Claims
 	t *term
@@ -235,7 +244,7 @@ func (n leaderNodes) List(device.FabricID) []pool.Node {
 			continue
 		}
 		runs := slices.ContainsFunc(sorted[*corev1.Pod](n.t.agents), func(a *corev1.Pod) bool { return a.Spec.NodeName == obj.Name })
-		attachable, idle := nodestatus.LeaderLabels(obj, []device.Model{gpuModel})
+		attachable, idle := nodestatus.LeaderLabels(obj, n.t.p.s.fabric.models())
 		all = append(all, pool.Node{
 			Name: obj.Name, UID: string(obj.UID), Machine: device.Machine(obj.Annotations[device.AnnotationMachine]), Member: true,
 			AgentReady: runs && nodeReady(obj), Attachable: attachable, Idle: idle,
