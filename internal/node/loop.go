@@ -321,8 +321,9 @@ func (l *Loop) openCalls(lease device.Lease, all []device.Lease, now time.Time) 
 		if !mem.asking() && at.After(until) {
 			until = at
 		}
+		model := l.cfg.Model(other.Model)
 		for _, d := range l.machine.here {
-			if (mem.asking() || now.Before(at)) && d.Model == l.cfg.Model(other.Model) && !slices.Contains(other.SetBefore, d.ID) {
+			if (mem.asking() || now.Before(at)) && (d.Model == model || model == "") && !slices.Contains(other.SetBefore, d.ID) {
 				awaited[d.ID] = true
 			}
 		}

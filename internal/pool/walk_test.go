@@ -211,8 +211,11 @@ func wrongOffers(w *World, p *Plan, lease device.Lease, acts, keeps bool) []stri
 	never(ready.Effect == NoTaint && (!lease.Idle() || !acts || ready.Node != lease.Node), "offers at once what is not there, or not idle")
 	never(ready.Node != Nowhere && lease.UUID == "", "names a node for what is attached nowhere")
 	never(ready.Node == "" || onCall.Node != "" || !slices.Equal(ready.Units, onCall.Units), "the entries do not belong together")
+	there := slices.ContainsFunc(w.Nodes, func(n Node) bool {
+		return n.Name == lease.Node && n.UID == lease.NodeUID && n.Machine == lease.Machine
+	})
 	running := slices.ContainsFunc(w.Demands, func(d Demand) bool {
-		bound := d.Attempt.Ready() && d.Reserved && !d.AttachFailed && d.Attempt.Node == lease.Node && lease.NodeUID == "uid-n1" && lease.Attempt.IsZero()
+		bound := d.Attempt.Ready() && d.Reserved && !d.AttachFailed && d.Attempt.Node == lease.Node && there && lease.Attempt.IsZero()
 		return d.Attempt == lease.Attempt && (d.Attached || d.Attempt.Ready()) || bound
 	})
 	never((ready.Effect == NoExecute || onCall.Effect == NoExecute) && (lease.Phase != device.Failed || !running), "evicts a Pod that can run")
