@@ -170,7 +170,7 @@ func (s *Sim) rightWriter(before, after device.Lease) {
 		lost = "its device " + before.FabricDevice
 	case before.UUID != "" && after.UUID == "" && after.Phase != device.Assigned:
 		lost = "its GPU's identity"
-	case !before.AskedAt.IsZero() && after.AskedAt.IsZero() && after.Phase == before.Phase:
+	case !before.AskedAt.IsZero() && after.AskedAt.IsZero() && after.Phase == before.Phase && (after.Phase != device.Failed || p.node != before.Node):
 		lost = "what was asked for it"
 	}
 	if lost != "" {
