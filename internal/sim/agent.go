@@ -248,7 +248,7 @@ func (p *process) makeLoop() {
 	p.loop = node.New(node.Config{
 		Node: p.node, Machine: p.host.machine, Fabric: fabricID,
 		Settings: attach.Settings{
-			Deadline: attachMost, MaxCall: maxCall, Settle: settle, Look: look, Appear: appear, Retry: retry, Busy: busy, Hold: hold, RetryAfter: retryAfter,
+			Parallel: p.s.parallel, Deadline: attachMost, MaxCall: maxCall, Settle: settle, Look: look, Appear: appear, Retry: retry, Busy: busy, Hold: hold, RetryAfter: retryAfter,
 		},
 		FreshFor: freshFor, Resync: nodeResync, CallDeadline: callDeadline, LocalDeadline: localDeadline,
 		Leases: p.store, Manager: manager{p}, Host: view{p},

@@ -37,6 +37,7 @@ type cluster struct {
 
 	minPerNode, maxPerNode, slots int
 	adopt                         bool // foreign devices are taken in
+	parallel                      bool // the manager takes calls for one machine side by side
 	exclude                       bool // the two models must not be on one node
 	crude                         bool // no driver can drain
 	coolDown                      time.Duration

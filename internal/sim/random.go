@@ -45,6 +45,9 @@ func RandomScript(seed uint64) Script {
 	if p.one(6) {
 		lines[0] += " min=1"
 	}
+	if p.one(3) {
+		lines[0] += " parallel"
+	}
 	if p.one(8) {
 		lines[0] += " adopt"
 	}

@@ -74,6 +74,7 @@ func Run(ctx context.Context, b Bubble, script Script, o Options, finish bool) (
 		return res, fmt.Errorf("cooldown: %w", err)
 	}
 	_, s.adopt = set["adopt"]
+	_, s.parallel = set["parallel"]
 	_, s.exclude = set["exclude"]
 	_, s.crude = set["crude"]
 	s.coolDown, s.minPerNode, s.maxPerNode, s.slots = coolDown, number(set["min"], 0), number(set["max"], 0), number(set["slots"], 0)
