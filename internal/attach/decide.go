@@ -159,7 +159,7 @@ func (o *Observation) tellPrepared() Decision {
 	switch {
 	case !o.Prepared:
 		return o.wait("it is not known yet whether it is prepared for a claim")
-	case o.Lease.HeldBy != "":
+	case o.Lease.HeldBy != "", !o.Lease.IdleSince.IsZero(): // a claim that comes by the ready entry says so itself
 		return o.wait("it is still prepared for a claim")
 	}
 	d := o.store("it is still prepared for a claim")

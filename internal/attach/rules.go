@@ -193,9 +193,7 @@ func attached() []rule {
 		{"in use", func(o *Observation) bool { return !o.Lease.Attempt.IsZero() }, func(o *Observation) Decision {
 			return o.wait("used by claim %s", o.Lease.Attempt.Claim())
 		}, "The claim has it until the leader clears the attempt."},
-		{"still prepared", (*Observation).prepared, func(o *Observation) Decision {
-			return o.wait("its claim is gone, a container may still use it (not unprepared yet)")
-		}, "That a claim is gone does not mean that its containers are."},
+		{"still prepared", (*Observation).prepared, (*Observation).tellPrepared, "That a claim is gone does not mean that its containers are; the lease says so, since how long they stay nobody knows."},
 		{"stale note", func(o *Observation) bool { return len(o.Lease.PreparedFor) > 0 }, func(o *Observation) Decision {
 			d := o.store("it is no longer prepared")
 			d.Lease.PreparedFor = nil

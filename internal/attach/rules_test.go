@@ -339,7 +339,14 @@ var table = map[device.Phase][]row{
 		{situation: "still drained from a release called back", mods: with(serves(onCall), draining), rule: "drained by mistake", want: Undrain},
 		{situation: "undrained just now, still drained", mods: with(serves(onCall), draining, tried(Undrain, time.Second, nil)), rule: "still drained", want: Wait, wake: 2 * time.Second},
 		{situation: "drained by a former run", mods: with(serves(onCall), seen(""), draining), rule: "drained by a former run", want: Undrain},
-		{situation: "claim gone, still prepared", mods: with(prepared), rule: "still prepared", want: Wait},
+		{situation: "claim gone, still prepared", mods: with(prepared), rule: "still prepared", want: Store, check: func(t *testing.T, d Decision) {
+			t.Helper()
+			if d.Lease.HeldBy == "" || d.Lease.Phase != device.Attached || !d.Lease.IdleSince.IsZero() {
+				t.Errorf("the lease does not say who keeps it: %+v", d.Lease)
+			}
+		}},
+		{situation: "claim gone, still prepared, as told", mods: with(prepared, heldBy("a container"), toldHeld), rule: "still prepared", want: Wait},
+		{situation: "idle, prepared by its ready entry just now", mods: with(idle, prepared), rule: "still prepared", want: Wait},
 		{situation: "claim gone, checkpoint unknown", mods: with(unknown), rule: "still prepared", want: Wait},
 		{situation: "claim gone, unprepared", rule: "who has it open", want: FindHolders},
 		{situation: "claim gone, note of a prepare", mods: with(noted), rule: "stale note", want: Store, check: func(t *testing.T, d Decision) {
@@ -348,7 +355,7 @@ var table = map[device.Phase][]row{
 				t.Errorf("lease = %+v", d.Lease)
 			}
 		}},
-		{situation: "claim gone, noted and prepared", mods: with(noted, prepared), rule: "still prepared", want: Wait},
+		{situation: "claim gone, noted and prepared", mods: with(noted, prepared), rule: "still prepared", want: Store},
 		{situation: "a process has it open", mods: with(scanned(time.Second), heldBy("pid 7")), rule: "held", want: Store, check: func(t *testing.T, d Decision) {
 			t.Helper()
 			if d.Lease.HeldBy != "pid 7" || !d.Lease.IdleSince.IsZero() {

@@ -169,6 +169,14 @@ func leasedRules() []unitRule {
 			"release", "Its counter is taken by a claim of another node, so no ready allocation of it can follow.",
 		},
 		{
+			"wanted, somebody keeps it", free(func(v *view) bool {
+				return demanded(v) && !v.demand.Attempt.Ready() && v.lease.HeldBy != "" && !v.w.Now.Before(v.patientUntil())
+			}), func(v *view, p *Plan) {
+				v.refuse(p, &device.Failure{Reason: "InUse", Blame: device.BlameUnit, Message: "on node " + v.lease.Node + " it is held open by " + v.lease.HeldBy})
+			},
+			"refuse", "A container of a deleted Pod ends in seconds; who stays longer, as an administrator's Pod or a process without a claim, may stay for ever.",
+		},
+		{
 			"wanted, on its way", free(demanded), note("is wanted and becomes free first"),
 			"note", "It is still prepared, attaching or going back; its holder ends that first.",
 		},
@@ -530,6 +538,19 @@ func (v *view) excluded() bool {
 	return v.model != nil && !v.demand.Attempt.Ready() && !v.wanted.Attachable[v.model.Name]
 }
 
+// patience is how long a claim waits for a unit that somebody keeps.
+const patience = time.Minute
+
+// patientUntil is when the claim has waited for its unit for long enough. The time is the API server's: another clock
+// makes the wait somewhat longer or shorter.
+func (v *view) patientUntil() time.Time {
+	at, err := time.Parse(time.RFC3339, v.demand.Attempt.AllocatedAt)
+	if err != nil || at.After(v.w.Now) {
+		at = v.w.Now
+	}
+	return at.Add(patience)
+}
+
 // times are the moments at which the unit's decision may change by itself.
 func (v *view) times() []time.Time {
 	if v.keepFor != nil {
@@ -539,6 +560,9 @@ func (v *view) times() []time.Time {
 		return nil
 	}
 	var at []time.Time
+	if demanded(v) && v.lease.HeldBy != "" {
+		at = append(at, v.patientUntil())
+	}
 	if v.lease.Idle() && !v.kept {
 		at = append(at, v.coolUntil(), v.settledAt(v.unit.ReadyEntry()))
 	}

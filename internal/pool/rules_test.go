@@ -104,6 +104,7 @@ func serving(claim, entry string) func(*device.Lease) {
 func idle(d time.Duration) func(*device.Lease) { return func(l *device.Lease) { l.IdleSince = ago(d) } }
 func deleting(l *device.Lease)                 { l.Deleting = true }
 func noted(l *device.Lease)                    { l.PreparedFor = []string{"uid-x"} }
+func held(l *device.Lease)                     { l.HeldBy = "python (7)" }
 func otherUID(l *device.Lease)                 { l.NodeUID = "uid-of-before" }
 func otherMachine(l *device.Lease)             { l.Machine = "m-of-before" }
 func failed(reason string, b device.Blame) func(*device.Lease) {
@@ -358,6 +359,11 @@ var table = []row{
 	{"idle, agent away, wanted elsewhere, entry tainted", with(leased("a100-0", device.Attached, idle(time.Minute)), demand("c", "n2", "a100-0"), node("n1", agentAway(time.Hour)), tainted("a100-0", 0)), "wanted elsewhere, holder away", outcome{Refusals: []string{"AgentAway: c/a100-0"}}},
 	{"on its way back, agent away, wanted elsewhere", with(leased("a100-0", device.Releasing), demand("c", "n2", "a100-0"), node("n1", agentAway(time.Hour)), tainted("a100-0", 0)), "wanted elsewhere, holder away", outcome{Refusals: []string{"AgentAway: c/a100-0"}}},
 	{"still prepared, wanted elsewhere", with(leased("a100-0", device.Attached), demand("c", "n2", "a100-0")), "wanted, on its way", outcome{Notes: 1}},
+	{"held open, wanted elsewhere just now", with(leased("a100-0", device.Attached, held), demand("c", "n2", "a100-0")), "wanted, on its way", outcome{Notes: 1}},
+	{"held open, wanted elsewhere by a clock far ahead", with(leased("a100-0", device.Attached, held), demand("c", "n2", "a100-0", allocated("2027-01-02T03:04:00Z"))), "wanted, on its way", outcome{Notes: 1}},
+	{"held open, wanted elsewhere for long, entry not tainted yet", with(leased("a100-0", device.Attached, held), demand("c", "n2", "a100-0", allocated("2026-01-02T03:00:00Z"))), "wanted, somebody keeps it", outcome{Notes: 1}},
+	{"held open, wanted elsewhere for long", with(leased("a100-0", device.Attached, held), demand("c", "n2", "a100-0", allocated("2026-01-02T03:00:00Z")), tainted("a100-0", 0)), "wanted, somebody keeps it", outcome{Refusals: []string{"InUse: c/a100-0"}}},
+	{"held open on its way back, wanted elsewhere for long", with(leased("a100-0", device.Releasing, held), demand("c", "n2", "a100-0", allocated("2026-01-02T03:00:00Z")), tainted("a100-0", 0)), "wanted, somebody keeps it", outcome{Refusals: []string{"InUse: c/a100-0"}}},
 	{"idle, just prepared by its ready entry, wanted elsewhere", with(leased("a100-0", device.Attached, idle(time.Minute), noted), demand("c", "n2", "a100-0")), "wanted, on its way", outcome{Notes: 1}},
 	{"on its way back, wanted elsewhere", with(leased("a100-0", device.Releasing), demand("c", "n2", "a100-0")), "wanted, on its way", outcome{Notes: 1}},
 	{"lease deleted by a person, wanted here", with(leased("a100-0", device.Attached, idle(time.Minute), deleting), demand("c", "n1", "a100-0")), "wanted, on its way", outcome{Notes: 1}},

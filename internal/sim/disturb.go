@@ -253,7 +253,8 @@ func (s *Sim) foreign(h *host) {
 		if g.machine == "" {
 			s.struck("device foreign")
 			s.note("fabric", "a person attaches %s to %s", g.id, h.node)
-			g.foreign = true
+			// Nobody can tell a device that comes back to where a lease has it from one that never went.
+			g.foreign = !slices.ContainsFunc(s.leases(), func(l device.Lease) bool { return l.FabricDevice == g.id && l.Machine == h.machine })
 			s.fabric.connect(g, h.machine)
 			return
 		}

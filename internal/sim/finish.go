@@ -150,7 +150,13 @@ func (s *Sim) remains() string {
 
 // keeps tells whether the device waits on its node for the node's minimum.
 func (s *Sim) keeps(g *gpu) bool {
-	return s.minPerNode > 0 && slices.ContainsFunc(s.leases(), func(l device.Lease) bool { return l.FabricDevice == g.id && l.Kept && l.Idle() })
+	has := 0
+	for _, other := range s.fabric.on(g.machine) {
+		if other.model == g.model && !other.foreign {
+			has++
+		}
+	}
+	return has <= s.minPerNode && slices.ContainsFunc(s.leases(), func(l device.Lease) bool { return l.FabricDevice == g.id && l.Idle() })
 }
 
 // units are the units of the pool as the scheduler sees it.

@@ -489,7 +489,7 @@ func (s *Sim) toldInTime(p *pod) {
 				continue // it was held elsewhere, and came free since
 			}
 			l, leased := leaseOf(s.api.objects[leases][device.LeaseName(fabricID, u)])
-			if conditionOf(o, r) == "" && (!leased || l.Node == p.waiting && l.HeldBy == "") {
+			if conditionOf(o, r) == "" && (!leased || l.Node == p.waiting) {
 				s.breakIt("not-told", "claim %s has waited %s for unit %s and heard nothing; its lease: %s", name, toldMost, u, describe(l))
 			}
 		}
