@@ -53,7 +53,7 @@ func (m *membership) nodeConfig(at seat, f config.Fabric) node.Config {
 			Busy: busy, Hold: hold, RetryAfter: m.cfg.Timings.RetryAfter,
 		},
 		FreshFor: freshFor, Resync: m.cfg.Timings.NodeList, CallDeadline: f.CallTimeout + callDeadline, LocalDeadline: localDeadline,
-		Leases: m.a.leases, Manager: managerOfNode{m.managers[f.ID]}, Host: m.a.machine,
+		Leases: allLeases{m.a.leases}, Manager: managerOfNode{m.managers[f.ID]}, Host: m.a.machine,
 		Claims: claim.New(claim.Options{Client: m.a.client, Clock: m.a.clock}), Prepared: m.a.machine, Observer: m.a.obs,
 		Model: func(name device.Model) string { return models[name] }, Clock: m.a.clock,
 	}
@@ -157,7 +157,7 @@ func (t *term) lead(ctx context.Context) error {
 		},
 		CountEvery: t.m.cfg.Timings.LeaderList, CountPause: countPause, Debounce: debounce, Retry: retry,
 		CallDeadline: t.fabric.CallTimeout + callDeadline, WriteDeadline: writeDeadline,
-		Leases: fabricLeases{leases}, Claims: demands, Nodes: members, Publisher: publisher,
+		Leases: allLeases{leases}, Claims: demands, Nodes: members, Publisher: publisher,
 		Manager: managerOfFabric{t.m.managers[t.fabric.ID]}, Election: t.election, Observer: &leaderObserver{observer: a.obs, fabric: t.fabric.ID, consumers: claim.New(claims).Consumers}, Clock: a.clock,
 	})
 	var all sync.WaitGroup
@@ -210,11 +210,11 @@ func (t *term) drop(features []string) {
 	t.m.tellFabric()
 }
 
-// fabricLeases are the fabric's device leases as the leader needs them: one that cannot be read is there all
-// the same, so that its unit is not given away.
-type fabricLeases struct{ *lease.Store }
+// allLeases are the device leases as the loops need them: one that cannot be read is there all the same, so
+// that its unit is not given away, nor its device to another unit.
+type allLeases struct{ *lease.Store }
 
-func (f fabricLeases) List() []device.Lease {
+func (f allLeases) List() []device.Lease {
 	all := f.Store.List()
 	for _, bad := range f.Unreadable() {
 		if bad.Unit != "" {

@@ -80,6 +80,10 @@ func (o *Observation) waitForMachine() Decision {
 	return o.wait("another unit's call for this machine goes first")
 }
 
+func (o *Observation) waitForReadable() Decision {
+	return o.wait("a device lease of this node cannot be read, and what came may be its; a person has to put it right")
+}
+
 // storeIntent writes ahead what will be asked. It waits while another unit's call is open: what appears could
 // not be told apart.
 func (o *Observation) storeIntent() Decision {

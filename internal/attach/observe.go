@@ -138,8 +138,11 @@ func (o *Observation) unchanged() bool { return slices.Equal(o.strangers(), o.Le
 func (o *Observation) open() bool { return o.Now.Before(o.OpenUntil) }
 
 // candidate is the device that answers the call: of the model, not there before, nobody else's. Where the
-// configuration has lost the model since, any device that came is.
+// configuration has lost the model since, any device that came is. While a lease cannot be read, none is.
 func (o *Observation) candidate() string {
+	if o.Unreadable {
+		return ""
+	}
 	for _, d := range o.Here {
 		if (d.Model == o.FabricModel || o.FabricModel == "") && !slices.Contains(o.Lease.SetBefore, d.ID) && !o.Claimed[d.ID] {
 			return d.ID

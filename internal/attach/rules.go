@@ -119,6 +119,7 @@ func attaching() []rule {
 		{"one came", asked(func(o *Observation) bool { return o.candidate() != "" }), (*Observation).storeDevice, "The list has the last word, whatever the call answered; the device that was not there before is ours."},
 		{"one left meanwhile", asked(func(o *Observation) bool { return o.left() }), (*Observation).storeLeft, "If it comes back, it answers this call."},
 		{"nothing came in time", asked(func(o *Observation) bool { return o.late() && !o.unwanted() }), (*Observation).failLate, "The Pod is placed elsewhere; that a device may still come stays stored."},
+		{"a lease is unreadable", asked(func(o *Observation) bool { return o.Unreadable }), (*Observation).waitForReadable, "What came may be that lease's device, and what is given up now would be left behind."},
 		{"unknown, may still come", asked(func(o *Observation) bool { return !o.settled() }), (*Observation).lookWhileUnknown, "Unknown is neither done nor failed: a second call could bring a second device."},
 		{"nothing came, unwanted", asked((*Observation).unwanted), func(o *Observation) Decision {
 			return o.do(Delete, "its claim is gone and nothing was attached")
@@ -302,6 +303,7 @@ func failed() []rule {
 		{"it may have come, look", unsettled(func(o *Observation) bool { return !o.Fresh }), (*Observation).list, "A call without an answer may have taken effect."},
 		{"it came after all", unsettled(func(o *Observation) bool { return o.candidate() != "" }), (*Observation).storeDevice, "Found, it goes back in the ordinary way instead of staying attached without a lease."},
 		{"one left meanwhile", unsettled(func(o *Observation) bool { return o.left() }), (*Observation).storeLeft, "If it comes back, it answers this call."},
+		{"a lease is unreadable", unsettled(func(o *Observation) bool { return o.Unreadable }), (*Observation).waitForReadable, "What came may be that lease's device, and what is given up now would be left behind."},
 		{"it may still come", unsettled(func(o *Observation) bool { return !o.settled() }), (*Observation).lookWhileUnknown, "The call may still take effect, so it is not forgotten."},
 		{"nothing came", unsettled(always), func(o *Observation) Decision {
 			return nothingComes(o.store("the call can take no effect any more"))

@@ -93,6 +93,7 @@ func before(ids ...string) mod   { return func(o *Observation) { o.Lease.SetBefo
 func claimed(id string) mod      { return func(o *Observation) { o.Claimed = map[string]bool{id: true} } }
 func awaited(id string) mod      { return func(o *Observation) { o.Awaited = map[string]bool{id: true} } }
 func noModel(o *Observation)     { o.FabricModel = "" }
+func unreadable(o *Observation)  { o.Unreadable = true }
 func listFails(d time.Duration) mod {
 	return func(o *Observation) {
 		o.Fresh, o.ListTriedAt = false, ago(d)
@@ -230,6 +231,8 @@ var table = map[device.Phase][]row{
 		{situation: "reply done, listed", mods: with(answered("", time.Second), here(ours)), rule: "one came", want: Store, check: became1},
 		{situation: "reply lost, listed", mods: with(answered(device.FaultUnknown, time.Second), here(ours)), rule: "one came", want: Store, check: became1},
 		{situation: "restart, listed", mods: with(here(ours)), rule: "one came", want: Store, check: became1},
+		{situation: "restart, listed, another lease cannot be read", mods: with(here(ours), unreadable), rule: "a lease is unreadable", want: Wait},
+		{situation: "too late, listed, another lease cannot be read", mods: with(late, settled, here(ours), unreadable), rule: "nothing came in time", want: Store},
 		{situation: "reply done, listed, the configuration lost the model", mods: with(answered("", time.Second), here(ours), noModel), rule: "one came", want: Store, check: became1},
 		{situation: "restart, claim gone, listed", mods: with(nobody, here(ours)), rule: "one came", want: Store, check: became1},
 		{situation: "too late, but it came", mods: with(late, settled, here(ours)), rule: "one came", want: Store, check: became1},
@@ -483,6 +486,7 @@ var table = map[device.Phase][]row{
 		{situation: "it came after all", mods: with(asked0, here(ours)), rule: "it came after all", want: Store, check: both(became1, phase1(device.Failed))},
 		{situation: "it came after all, claim not taken back", mods: with(asked0, here(ours), serves(onCall)), rule: "it came after all", want: Store},
 		{situation: "another unit attaches", mods: with(asked0, machineBusy, here(ours)), rule: "machine busy", want: Wait},
+		{situation: "it may still come, another lease cannot be read", mods: with(asked0, unreadable), rule: "a lease is unreadable", want: Wait},
 		{situation: "it may still come", mods: with(asked0), rule: "it may still come", want: Wait, wake: 4 * time.Second},
 		{situation: "it may still come, another left", mods: with(asked0, before("d7")), rule: "one left meanwhile", want: Store},
 		{situation: "it did not come", mods: with(asked0, settled, before("d7"), alsoHere("d7", model)), rule: "nothing came", want: Store, check: func(t *testing.T, d Decision) {

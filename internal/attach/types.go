@@ -82,6 +82,9 @@ type Observation struct {
 	// Claimed are the fabric devices that other leases of this machine name.
 	Claimed map[string]bool
 
+	// Unreadable: a lease of this node cannot be read, so that a device which no other lease names may be its.
+	Unreadable bool
+
 	// Running is the action of this unit that is under way in this process, if any.
 	Running Kind
 	// MachineBusy: what another unit of this machine does, or is about to do, excludes this unit's call (see

@@ -199,7 +199,7 @@ func late2(o *Observation) bool { return o.Now.After(o.Lease.AcquiredAt.Add(o.Se
 func TestWaitsEnd(t *testing.T) {
 	announced := map[string]bool{
 		"running": true, "unknown phase": true, "machine busy": true, "in use": true, "idle": true,
-		"still prepared": true, "not taken back yet": true,
+		"still prepared": true, "not taken back yet": true, "a lease is unreadable": true,
 	}
 	used := map[string]bool{}
 	for p, rows := range table {

@@ -12,6 +12,7 @@ import (
 
 // Leases are the device leases of this node. What Update and Delete did shows in List at once.
 type Leases interface {
+	// List also returns what cannot be read, in phase Unreadable.
 	List() []device.Lease
 	// Update writes all that the holder may write; it fails if the stored version differs.
 	Update(ctx context.Context, l device.Lease) (device.Lease, error)

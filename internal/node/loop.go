@@ -186,6 +186,9 @@ func (l *Loop) mine(ctx context.Context) []device.Lease {
 		if lease.Node != l.cfg.Node || lease.Fabric != l.cfg.Fabric {
 			continue
 		}
+		if lease.Phase == device.Unreadable {
+			continue
+		}
 		if lease.Machine != l.cfg.Machine {
 			klog.FromContext(ctx).V(2).Info("A device lease names this node but another machine; it is left alone",
 				"unit", lease.Unit, "machine", lease.Machine)
@@ -230,7 +233,7 @@ func (l *Loop) decide(lease device.Lease, all []device.Lease, sight Sight) attac
 	o := attach.Observation{
 		Now: now, Settings: l.cfg.Settings, Lease: lease, FabricModel: l.cfg.Model(lease.Model),
 		Here: l.machine.here, Fresh: l.machine.fresh(now, l.cfg.FreshFor), ListFault: l.machine.fault, ListTriedAt: l.machine.triedAt, ListAskedAt: l.machine.askedAt,
-		Claimed: l.claimed(lease, all), Running: mem.running, MachineBusy: l.excluded(lease),
+		Claimed: l.claimed(lease, all), Unreadable: l.unreadable(), Running: mem.running, MachineBusy: l.excluded(lease),
 		MaySend: !mem.maySend.IsZero() && mem.maySend.Equal(lease.AskedAt), FoundAt: mem.foundAt, Last: mem.last, Tried: mem.tried,
 		Bus: sight.Bus, NVML: sight.NVML, NVMLState: sight.NVMLState,
 		Taken: taken(lease, all), BusBefore: mem.before, Leaving: l.leaving(lease, all, addresses(sight.Bus), now),
@@ -364,6 +367,13 @@ func (l *Loop) claimed(lease device.Lease, all []device.Lease) map[string]bool {
 		}
 	}
 	return ids
+}
+
+// unreadable: there is a lease of this node of which nobody knows which device it names.
+func (l *Loop) unreadable() bool {
+	return slices.ContainsFunc(l.cfg.Leases.List(), func(lease device.Lease) bool {
+		return lease.Phase == device.Unreadable && lease.Node == l.cfg.Node
+	})
 }
 
 // taken are the addresses where other units are attached.
