@@ -251,7 +251,7 @@ func (p *process) makeLoop() {
 			Parallel: p.s.parallel, Deadline: attachMost, MaxCall: maxCall, Settle: settle, Look: look, Appear: appear, Retry: retry, Busy: busy, Hold: hold, RetryAfter: retryAfter,
 		},
 		FreshFor: freshFor, Resync: nodeResync, CallDeadline: callDeadline, LocalDeadline: localDeadline,
-		Leases: p.store, Manager: manager{p}, Host: view{p},
+		Leases: allLeases{p.store}, Manager: manager{p}, Host: view{p},
 		Claims: claim.New(claim.Options{Client: kube{p: p}, Clock: wall{p}}), Prepared: prepared{p}, Observer: nodeObserver{},
 		Model: p.fabricModel, Clock: wall{p}, Spawn: p.spawn,
 	})

@@ -250,7 +250,7 @@ func (s *Sim) foreign(h *host) {
 		return
 	}
 	for _, g := range s.fabric.gpus {
-		if g.machine == "" {
+		if g.machine == "" && !slices.ContainsFunc(s.leases(), func(l device.Lease) bool { return l.FabricDevice == g.id }) {
 			s.struck("device foreign")
 			s.note("fabric", "a person attaches %s to %s", g.id, h.node)
 			// Nobody can tell a device that comes back to where a lease has it from one that never went.

@@ -56,6 +56,11 @@ func (s *Sim) calmDown() {
 		h.unmodelUntil = s.now()
 	}
 	s.repair()
+	for _, p := range s.scheduler.pods {
+		if p.admin { // what it watches stays as long as it does
+			s.deletePod(p, false)
+		}
+	}
 	for _, p := range s.procs {
 		p.steps.poke()
 	}

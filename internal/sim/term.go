@@ -144,7 +144,7 @@ func (p *process) lead() {
 		Settings:   pool.Settings{CoolDown: p.s.coolDown, ReadySettle: readySettle, AgentAway: agentAway, Adopt: p.s.adopt, AdoptAfter: adoptAfter, Slots: p.s.slots},
 		CountEvery: countEvery, CountPause: countPause, Debounce: leaderBounce, Retry: retry,
 		CallDeadline: callDeadline, WriteDeadline: writeDeadline,
-		Leases: leaderLeases{t.store}, Claims: leaderClaims{t.claims, t}, Nodes: leaderNodes{t}, Publisher: publisher{t},
+		Leases: allLeases{t.store}, Claims: leaderClaims{t.claims, t}, Nodes: leaderNodes{t}, Publisher: publisher{t},
 		Manager: manager{p}, Election: election{p}, Observer: leaderObserver{t}, Clock: wall{p}, Spawn: t.spawn,
 	})
 	t.steps.step = t.loop.Step
@@ -207,10 +207,10 @@ func sorted[T object](w *watch) []T {
 	return all
 }
 
-// leaderLeases are the leases as cmd gives them to the leader: also those that cannot be read.
-type leaderLeases struct{ *lease.Store }
+// allLeases are the leases as cmd gives them to the loops: also those that cannot be read.
+type allLeases struct{ *lease.Store }
 
-func (l leaderLeases) List() []device.Lease {
+func (l allLeases) List() []device.Lease {
 	all := l.Store.List()
 	for _, bad := range l.Unreadable() {
 		all = append(all, device.Lease{Fabric: bad.Fabric, Unit: bad.Unit, Node: bad.Node, Phase: device.Unreadable})
@@ -327,8 +327,9 @@ func (t *term) write() {
 		return
 	}
 	shown := sorted[*resourceapi.ResourceSlice](t.slices)
+	names := sliceNames(t.want)
 	for i, want := range t.want {
-		name := fmt.Sprintf("pool-%d", i)
+		name := names[i]
 		obj := &resourceapi.ResourceSlice{
 			ObjectMeta: metav1.ObjectMeta{Name: name},
 			Spec: resourceapi.ResourceSliceSpec{
@@ -346,6 +347,23 @@ func (t *term) write() {
 		t.put(obj, j < 0)
 		return
 	}
+}
+
+// sliceNames are in the order of the slices; a slice keeps its name when the pool grows.
+func sliceNames(all []resourceslice.Slice) []string {
+	names, n := make([]string, 0, len(all)), map[int]int{}
+	for _, s := range all {
+		kind := 0 // counters
+		switch {
+		case len(s.Devices) > 0 && s.Devices[0].NodeName != nil:
+			kind = 1
+		case len(s.Devices) > 0:
+			kind = 2
+		}
+		names = append(names, fmt.Sprintf("pool-%d-%d", kind, n[kind]))
+		n[kind]++
+	}
+	return names
 }
 
 func (t *term) put(obj *resourceapi.ResourceSlice, fresh bool) {
