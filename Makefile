@@ -72,7 +72,7 @@ unit-race: ## Unit tests with the race detector
 
 .PHONY: sim
 sim: ## Play whole clusters on one thread: SEEDS=2000 of them, FROM=1
-	go test -count=1 -timeout=2h -v -run '^Test(Seeds|SameSeedSameTrace)$$' ./internal/sim -args -seeds=$(SEEDS) -from=$(FROM)
+	go test -count=1 -timeout=2h -v -run '^Test(Scenarios|Seeds|SameSeedSameTrace)$$' ./internal/sim -args -seeds=$(SEEDS) -from=$(FROM)
 
 .PHONY: sim-mutants
 sim-mutants: ## Show that the simulation catches what it is for, on broken variants of the agent

@@ -403,6 +403,7 @@ var table = map[device.Phase][]row{
 		{situation: "a process has it open", mods: with(heldBy("pid 7")), rule: "held", want: Store},
 		{situation: "a process has it open, as told", mods: with(heldBy("pid 7"), toldHeld), rule: "held", want: Wait, wake: 29 * time.Second},
 		{situation: "prepared", mods: with(prepared), rule: "still prepared", want: Store, check: func(t *testing.T, d Decision) {
+			t.Helper()
 			if d.Lease.HeldBy == "" || d.Lease.Phase != device.Releasing {
 				t.Errorf("the lease does not say who keeps it: %+v", d.Lease)
 			}

@@ -273,7 +273,7 @@ func (p *process) models() []pool.Model {
 		if m == gpuModel && s.now().Before(p.host.unmodelUntil) {
 			continue
 		}
-		configured := pool.Model{Name: m, FabricModel: fabricModels[m], Max: s.maxPerNode}
+		configured := pool.Model{Name: m, FabricModel: fabricModel(m), Max: s.maxPerNode}
 		if m == gpuModel {
 			configured.Min = s.minPerNode
 			if s.exclude {

@@ -65,7 +65,9 @@ type Counts struct {
 	Steps, Calls int
 	// Faults by kind; Rules that fired, by their name; Served are the Pods that came to run.
 	Faults, Rules map[string]int
-	Pods, Served  int
+	// States are those in which a device lease was written: what it says, and how its device is then.
+	States       map[string]int
+	Pods, Served int
 }
 
 // post is something that a goroutine asks for; run happens on the simulation's own thread.
@@ -108,7 +110,7 @@ func (q *queue) Pop() any {
 func newSim(b Bubble, o Options) *Sim {
 	return &Sim{
 		bubble: b, opt: o, began: b.Now(), dice: map[string]uint64{},
-		count: Counts{Faults: map[string]int{}, Rules: map[string]int{}},
+		count: Counts{Faults: map[string]int{}, Rules: map[string]int{}, States: map[string]int{}},
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/cohdi/cohdi-agent/internal/device"
@@ -21,8 +22,8 @@ const (
 	settle = time.Minute
 )
 
-// fabricModels are the manager's words for the models.
-var fabricModels = map[device.Model]string{gpuModel: "NVIDIA A100", otherModel: "NVIDIA H100"}
+// fabricModel is the manager's word for a model.
+func fabricModel(m device.Model) string { return "NVIDIA " + strings.ToUpper(string(m)) }
 
 // gpu is one physical GPU of the chassis.
 type gpu struct {
@@ -156,7 +157,7 @@ func (c *chassis) attach(p *process, machine device.Machine, model, op string) e
 	}
 	var free []*gpu
 	for _, g := range c.gpus {
-		if fabricModels[g.model] == model && g.machine == "" && g.health != device.HealthCritical {
+		if fabricModel(g.model) == model && g.machine == "" && g.health != device.HealthCritical {
 			free = append(free, g)
 		}
 	}
@@ -264,7 +265,7 @@ func (c *chassis) list(machine device.Machine) []device.OnFabric {
 		if c.s.now().Before(g.unnamedUntil) {
 			uuid = ""
 		}
-		list = append(list, device.OnFabric{ID: g.id, Machine: machine, Model: fabricModels[g.model], UUID: uuid, Health: g.health})
+		list = append(list, device.OnFabric{ID: g.id, Machine: machine, Model: fabricModel(g.model), UUID: uuid, Health: g.health})
 	}
 	return list
 }

@@ -87,6 +87,7 @@ func (s *Sim) leaseChanged(c change, before, after device.Lease) {
 		delete(s.watch.shown, string(before.Unit))
 		return
 	}
+	s.count.States[s.stateOf(after)]++
 	unit := string(after.Unit)
 	if text := describe(after); s.watch.shown[unit] != text {
 		s.watch.shown[unit] = text
@@ -130,6 +131,28 @@ func describe(l device.Lease) string {
 	}
 	if l.Deleting {
 		text += ", wanted back"
+	}
+	return text
+}
+
+// stateOf is what a lease says and how its device is, without names and times.
+func (s *Sim) stateOf(l device.Lease) string {
+	yes := func(is bool, word string) string {
+		if is {
+			return " " + word
+		}
+		return ""
+	}
+	text := string(l.Phase) + yes(!l.Attempt.IsZero(), "attempt") + yes(l.Attempt.Ready(), "ready") + yes(l.Idle(), "idle") + yes(l.Kept, "kept") +
+		yes(l.Deleting, "deleting") + yes(l.HeldBy != "", "held") + yes(len(l.PreparedFor) > 0, "noted") + yes(!l.AskedAt.IsZero(), "asked") + " " + l.Failure.Reason
+	h, g := s.hosts[l.Node], s.fabric.byID(l.FabricDevice)
+	if g == nil || h == nil {
+		return text
+	}
+	text += ", device" + yes(g.machine == h.machine, "here") + yes(g.machine == "", "free") + yes(g.health == device.HealthCritical, "critical") +
+		yes(s.kubelets[h.node].uses(g), "prepared") + yes(len(h.open[g]) > 0, "open")
+	if f := h.functionOf(g); f != nil {
+		text += " on the bus" + yes(f.bound, "bound") + yes(f.seen, "seen") + yes(f.drained != nil, "drained")
 	}
 	return text
 }

@@ -286,11 +286,7 @@ func (p *plan) stale() string {
 
 // callBack: a claim is given a unit that is about to leave the bus, and the driver does not take it back at once.
 func (p *plan) callBack() string {
-	text := "run until=drained most=2m\nfault error host remove\n"
-	for range p.r.IntN(3) {
-		text += "fault error host undrain\n"
-	}
-	text += p.newPod()
+	text := "run until=drained most=2m\nfault error host remove\n" + strings.Repeat("fault error host undrain\n", p.r.IntN(3)) + p.newPod()
 	if p.one(2) {
 		text += "\nrun until=Attached_res most=20s\n" + p.choose(choices())
 	}

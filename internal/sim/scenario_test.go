@@ -31,7 +31,7 @@ func (c *tally) add(o Counts) {
 }
 
 // toldBy is what the scenarios that were played did.
-var toldBy = &tally{sum: Counts{Faults: map[string]int{}, Rules: map[string]int{}}}
+var toldBy = &tally{sum: Counts{Faults: map[string]int{}, Rules: map[string]int{}, States: map[string]int{}}}
 
 // TestScenarios plays testdata/*.txt: commands, a line of dashes, the trace that they give. Draws always
 // fall the shortest way there, so that a trace shows what the commands do and nothing else.

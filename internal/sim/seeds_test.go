@@ -30,9 +30,10 @@ var (
 func TestSeeds(t *testing.T) {
 	var (
 		mu    sync.Mutex
-		total = Counts{Faults: map[string]int{}, Rules: map[string]int{}}
+		total = Counts{Faults: map[string]int{}, Rules: map[string]int{}, States: map[string]int{}}
 		next  = *from
 		bad   int
+		done  int
 	)
 	t.Run("play", func(t *testing.T) {
 		for w := range runtime.GOMAXPROCS(0) {
@@ -50,6 +51,7 @@ func TestSeeds(t *testing.T) {
 					res := play(t, RandomScript(seed), Options{}, true)
 					mu.Lock()
 					total.add(res.Counts)
+					done++
 					if res.Violation != nil {
 						bad++
 					}
@@ -61,7 +63,7 @@ func TestSeeds(t *testing.T) {
 			})
 		}
 	})
-	t.Log(summary(*seeds, total))
+	t.Log(summary(done, total))
 }
 
 func (c *Counts) add(o Counts) {
@@ -74,6 +76,9 @@ func (c *Counts) add(o Counts) {
 	}
 	for k, n := range o.Rules {
 		c.Rules[k] += n
+	}
+	for k, n := range o.States {
+		c.States[k] += n
 	}
 }
 
@@ -94,6 +99,7 @@ func summary(seeds int, c Counts) string {
 			never = append(never, r)
 		}
 	}
+	fmt.Fprintf(&b, "\nstates in which a device lease was written: %d", len(c.States))
 	fmt.Fprintf(&b, "\nrows of the policies that applied: %d of %d", len(all)-len(told)-len(never), len(all))
 	for _, part := range []struct {
 		what string
