@@ -110,6 +110,7 @@ func answered(c device.FaultClass, d time.Duration) mod {
 	}
 }
 
+func unlisted(o *Observation) { o.Last.Unlisted = true }
 func here(uuid device.GPUUUID) mod {
 	return func(o *Observation) { o.Here = append(o.Here, device.OnFabric{ID: "d1", Model: model, UUID: uuid}) }
 }
@@ -441,6 +442,9 @@ var table = map[device.Phase][]row{
 		{situation: "reply lost, still listed when settled", mods: with(offBus, answered(device.FaultUnknown, time.Hour)), rule: "off the fabric", want: SendDetach},
 		{situation: "no longer listed", mods: with(offBus, notHere, answered("", time.Second)), rule: "back in the pool", want: Delete},
 		{situation: "no longer listed, reply lost", mods: with(offBus, notHere, answered(device.FaultUnknown, time.Second)), rule: "back in the pool", want: Delete},
+		{situation: "not listed, detached all the same, reply lost", mods: with(offBus, notHere, answered(device.FaultUnknown, time.Second), unlisted), rule: "unknown, may still go", want: Wait, wake: 4 * time.Second},
+		{situation: "not listed, detached all the same, reply lost long ago", mods: with(offBus, notHere, answered(device.FaultUnknown, time.Hour), unlisted), rule: "back in the pool", want: Delete},
+		{situation: "not listed, detached all the same, done", mods: with(offBus, notHere, answered("", time.Second), unlisted), rule: "back in the pool", want: Delete},
 		{situation: "no longer listed, and the manager does not know it", mods: with(offBus, notHere, answered(device.FaultNotFound, time.Second)), rule: "back in the pool", want: Delete},
 		{situation: "no longer listed, nobody had it detached", mods: with(offBus, notHere), rule: "not listed, but not detached by us", want: SendDetach},
 		{situation: "no longer listed, the manager was busy just now", mods: with(offBus, notHere, answered(device.FaultBusy, time.Second)), rule: "refused for now", want: Wait, wake: 6 * time.Second},

@@ -40,6 +40,9 @@ type Settings struct {
 type Result struct {
 	// SentAt is when the call was made, At when it ended.
 	SentAt, At time.Time
+	// Unlisted: the manager did not list the device when it was asked to detach it, so that the list does not tell
+	// whether the call has taken effect.
+	Unlisted bool
 	// Fault is nil when the manager said that it was done.
 	Fault *device.Fault
 }

@@ -33,7 +33,7 @@ func (l *Loop) ended(lease device.Lease, k attach.Kind, began, at time.Time, err
 	case attach.SendAttach, attach.SendDetach:
 		l.machine.changes++
 		mem.maySend = time.Time{}
-		mem.last = &attach.Result{SentAt: began, At: at, Fault: fault(string(k), err)}
+		mem.last = &attach.Result{SentAt: began, At: at, Unlisted: k == attach.SendDetach && mem.unlisted, Fault: fault(string(k), err)}
 	case attach.Tell:
 		if err == nil {
 			mem.told = lease.Attempt

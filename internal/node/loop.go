@@ -67,6 +67,8 @@ type unit struct {
 	told    device.Attempt
 	// taking is the fabric device that is being stored as this unit's: no other unit may take it.
 	taking string
+	// unlisted: the device that was to be detached was not on the list by which that was decided.
+	unlisted bool
 	// before is what was on the bus when the intent was decided.
 	before  map[device.PCIAddress]bool
 	holders []string
@@ -254,6 +256,8 @@ func (l *Loop) decide(lease device.Lease, all []device.Lease, sight Sight) attac
 		mem.before = addresses(sight.Bus)
 	case d.Kind == attach.Store && d.Lease.FabricDevice != lease.FabricDevice:
 		mem.taking = d.Lease.FabricDevice
+	case d.Kind == attach.SendDetach:
+		mem.unlisted = !slices.ContainsFunc(o.Here, func(d device.OnFabric) bool { return d.ID == lease.FabricDevice })
 	}
 	l.machine.listing = l.machine.listing || d.Kind == attach.ListFabric
 	status := UnitStatus{Lease: lease, Doing: d.Kind, Rule: d.Rule, Why: d.Why, Wake: d.Wake}
