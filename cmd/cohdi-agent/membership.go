@@ -63,9 +63,13 @@ type membership struct {
 // notInFabric is why a node is in no fabric when every manager that could have it was asked.
 const notInFabric = "NotInFabric"
 
-// exclusions are the configuration's words for what a manager can do; one call for a machine at a time is also what is
-// kept to where nothing is known.
-var exclusions = map[string]fabric.Exclusion{config.ExclusionMachine: fabric.ExclusionMachine, config.ExclusionNone: fabric.ExclusionNone}
+// exclusion is what the configuration says of how many calls a manager takes at once.
+func exclusion(f *config.Fabric) fabric.Exclusion {
+	if f.Exclusion == config.ExclusionNone {
+		return fabric.ExclusionNone
+	}
+	return fabric.ExclusionMachine
+}
 
 func newMembership(a *agent, cfg config.Config) (*membership, error) {
 	m := &membership{a: a, cfg: cfg, managers: map[device.FabricID]*manager{}, look: make(chan struct{}, 1)}
@@ -73,7 +77,7 @@ func newMembership(a *agent, cfg config.Config) (*membership, error) {
 	for i := range cfg.Fabrics {
 		f := &cfg.Fabrics[i]
 		client, err := fm.New(fm.Config{
-			Exclusion: exclusions[f.Exclusion],
+			Exclusion: exclusion(f),
 			Endpoint:  f.Endpoint, Tenant: f.Tenant, FabricID: f.ManagerFabric, Credentials: f.Credentials, UpdateTimeout: f.CallTimeout, Clock: a.clock,
 			Observe: func(op string, status int, took time.Duration) {
 				if op == "login" {

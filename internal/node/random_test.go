@@ -39,6 +39,7 @@ func TestChaos(t *testing.T) {
 }
 
 func testChaos(t *testing.T, parallel bool) {
+	t.Helper()
 	const seeds, steps = 250, 600
 	kinds, calls, attaches, beside := map[string]int{}, 0, 0, 0
 	for seed := range uint64(seeds) {

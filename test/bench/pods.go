@@ -30,13 +30,13 @@ type mark struct {
 
 // scenario is one row of part b.
 type scenario struct {
-	name   string
-	delay  time.Duration
-	pods   int
+	name  string
+	delay time.Duration
+	pods  int
 	// manager is how the manager takes calls for one machine: one at a time, or side by side.
 	manager string
-	cohdi  string // what CoHDI needs
-	target string
+	cohdi   string // what CoHDI needs
+	target  string
 }
 
 func scenarios() []scenario {

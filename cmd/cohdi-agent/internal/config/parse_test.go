@@ -122,7 +122,7 @@ timings: {forgetUnit: 48h, adoptAfter: 1h}
 	want := defaults()
 	want.Fabrics = []Fabric{{
 		ID: "lab", Manager: ManagerFM, Endpoint: "https://fm", Tenant: "3b5d7a52-0000-4000-8000-000000000001", Credentials: "/etc/cohdi-agent/fabrics/lab", CallTimeout: 3 * time.Minute, Settle: time.Minute,
-		Exclusion: ExclusionNone,
+		Exclusion:    ExclusionNone,
 		SlotsPerNode: 8, Slots: map[string]int{"node-1": 4},
 		Models: []Model{
 			{Name: "a100", FabricModel: "A", MinPerNode: 1, MaxPerNode: 4, Excludes: []device.Model{"l40s"}},
