@@ -91,9 +91,10 @@ func settledSince(d time.Duration) mod {
 func looked(d time.Duration) mod { return func(o *Observation) { o.ListTriedAt = ago(d) } }
 func before(ids ...string) mod   { return func(o *Observation) { o.Lease.SetBefore = ids } }
 func claimed(id string) mod      { return func(o *Observation) { o.Claimed = map[string]bool{id: true} } }
-func awaited(id string) mod      { return func(o *Observation) { o.Awaited = map[string]bool{id: true} } }
-func noModel(o *Observation)     { o.FabricModel = "" }
-func unreadable(o *Observation)  { o.Unreadable = true }
+
+func awaited(id string) mod     { return func(o *Observation) { o.Awaited = map[string]bool{id: true} } }
+func noModel(o *Observation)    { o.FabricModel = "" }
+func unreadable(o *Observation) { o.Unreadable = true }
 func listFails(d time.Duration) mod {
 	return func(o *Observation) {
 		o.Fresh, o.ListTriedAt = false, ago(d)
