@@ -81,7 +81,11 @@ func (o *Observation) waitForMachine() Decision {
 }
 
 func (o *Observation) waitForReadable() Decision {
-	return o.wait("a device lease of this node cannot be read, and what came may be its; a person has to put it right")
+	const why = "a device lease of this node cannot be read, and what comes may be its; a person has to put it right"
+	if d := o.deadline(); d.After(o.Now) && o.Lease.Phase != device.Failed {
+		return o.waitUntil(d, why)
+	}
+	return o.wait(why)
 }
 
 // storeIntent writes ahead what will be asked. It waits while another unit's call is open: what appears could
@@ -89,6 +93,9 @@ func (o *Observation) waitForReadable() Decision {
 func (o *Observation) storeIntent() Decision {
 	if o.FabricModel == "" { // the configuration has changed since the first call
 		return o.failUnknownModel()
+	}
+	if o.Unreadable {
+		return o.waitForReadable()
 	}
 	if o.open() {
 		next := o.OpenUntil

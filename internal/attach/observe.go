@@ -185,12 +185,14 @@ func (o *Observation) identity() device.GPUUUID {
 }
 
 // function is the unit's device on the bus: where NVML shows its identity, else at the stored address
-// unless NVML shows another GPU there, or another unit's device was seen there last.
+// unless NVML shows another GPU there, another unit's device was seen there last, or the manager does not list the
+// unit's device: addresses are given anew to what comes next.
 func (o *Observation) function() *Function {
 	if g := o.usable(o.identity()); g != nil {
 		return o.functionAt(g.Address)
 	}
-	if slices.ContainsFunc(o.NVML, func(g GPU) bool { return g.Address == o.Lease.PCI && g.UUID != "" }) || o.Taken[o.Lease.PCI] {
+	if slices.ContainsFunc(o.NVML, func(g GPU) bool { return g.Address == o.Lease.PCI && g.UUID != "" }) || o.Taken[o.Lease.PCI] ||
+		o.Fresh && o.Lease.FabricDevice != "" && o.onFabric() == nil {
 		return nil
 	}
 	return o.functionAt(o.Lease.PCI)
@@ -244,6 +246,9 @@ func (o *Observation) drained() bool {
 func (o *Observation) blind() bool {
 	return slices.ContainsFunc(o.NVML, func(g GPU) bool { return g.Address == o.Lease.PCI && g.Draining && g.UUID == "" })
 }
+
+// nameless: the unit's device is on the bus by its address alone.
+func (o *Observation) nameless() bool { return o.usable(o.identity()) == nil && o.function() != nil }
 
 // unbound is a function without a driver; unlisted one with a driver that NVML does not show.
 func (o *Observation) unbound() *Function {

@@ -241,6 +241,7 @@ func releasing() []rule {
 			return o.phase(device.Attached, "claim "+o.Lease.Attempt.Claim()+" was allocated meanwhile")
 		}, "An allocation slipped in before it left the bus: it is faster to keep it than to attach again."},
 		{"still prepared", (*Observation).prepared, (*Observation).tellPrepared, "A container may use it, even where the bus does not show it; the lease says so, since how long that takes, as with an administrator's claim, nobody knows."},
+		{"known by its address, look", func(o *Observation) bool { return o.nameless() && !o.Fresh && o.Lease.FabricDevice != "" }, (*Observation).list, "Something else may have come to its address since; it is there only if the manager lists it."},
 		{"drained by a former run", onBus(func(o *Observation) bool { return o.blind() && o.due(Undrain) }), (*Observation).undrainBlind, "The driver hides a drained GPU's identity from a new process; undrained it is seen again."},
 		{"who has it open", onBus(func(o *Observation) bool { return !drained(o) && o.scanDue(o.Settings.Look) }), (*Observation).findHolders, "A device that somebody has open is never drained."},
 		{"held", onBus(func(o *Observation) bool { return !drained(o) && o.held() }), (*Observation).tellHolders, "It stays until the process ends; the lease names who."},
