@@ -315,7 +315,7 @@ func (k *kubelet) unprepared(r *running, c *resourceapi.ResourceClaim, err error
 	}
 	k.s.note(k.h.node, "unprepared %s", c.Name)
 	for _, p := range k.s.live(k.h.node) {
-		p.tidy()
+		k.s.after(0, p, p.tidy) // one after the other: they share files, and who is first must not be left to chance
 	}
 	delete(k.prepared, c.UID)
 	delete(k.names, c.UID)
