@@ -211,6 +211,8 @@ func TestMayImport(t *testing.T) {
 		{"internal/attach", "internal/device", true},
 		{"internal/attach", "internal/pool", false},
 		{"internal/fabric/fm", "internal/fabric", true},
+		{"internal/fabric/cm", "internal/fabric/fti", true},
+		{"internal/fabric/fti", "internal/lease", false},
 		{"internal/lease", "internal/claim", false},
 		{"internal/lease", "internal/pool", true},
 		{"internal/node", "internal/attach", true},

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"net/url"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -18,6 +17,7 @@ import (
 
 	"github.com/cohdi/cohdi-agent/internal/device"
 	"github.com/cohdi/cohdi-agent/internal/fabric"
+	"github.com/cohdi/cohdi-agent/internal/fabric/fti"
 )
 
 const (
@@ -25,14 +25,9 @@ const (
 
 	// defaultUpdateTimeout bounds an attach or detach: the manager answers when the hardware is done.
 	defaultUpdateTimeout = 180 * time.Second
-	readTimeout          = 60 * time.Second
 
-	// maxBody bounds an answer; the list of all machines may be longer.
-	maxBody     = 1 << 20
+	// maxMachines bounds the list of all machines, which may be longer than other answers.
 	maxMachines = 16 << 20
-
-	// parallelLists bounds how many machines are listed at once.
-	parallelLists = 4
 )
 
 // Config says which manager to talk to.
@@ -59,73 +54,40 @@ type Config struct {
 
 // Client is a Fabric Manager.
 type Client struct {
-	endpoint *url.URL
-	tenant   string
-	fabricID string
-	excludes fabric.Exclusion
-	clock    clock.PassiveClock
-	observe  func(operation string, status int, took time.Duration)
-	timeouts timeouts
-	conns    connections
-	tokens   tokens
+	conn          *fti.Client
+	tenant        string
+	fabricID      string
+	excludes      fabric.Exclusion
+	updateTimeout time.Duration
 
 	mu sync.Mutex
-	// spelling is how the manager writes a machine's UUID, where it is not in lower case. Guarded by mu.
-	spelling map[device.Machine]string
 	// member is a machine of our fabric, asked for what is free. Guarded by mu.
 	member device.Machine
 }
-
-type timeouts struct{ update, read, login time.Duration }
 
 var _ fabric.Manager = (*Client)(nil)
 
 // New returns a client; nothing is asked of the manager yet.
 func New(cfg Config) (*Client, error) {
-	endpoint, err := parseEndpoint(cfg.Endpoint)
+	conn, err := fti.New(fti.Config{Endpoint: cfg.Endpoint, Credentials: cfg.Credentials, Clock: cfg.Clock, Observe: cfg.Observe})
 	if err != nil {
 		return nil, err
 	}
+	return Over(conn, cfg)
+}
+
+// Over is New over connections and logins that are shared with another driver.
+func Over(conn *fti.Client, cfg Config) (*Client, error) {
 	if cfg.Tenant == "" {
 		return nil, errors.New("fabric manager tenant is empty: the UUID of the tenant is needed")
 	}
-	if cfg.Credentials == "" {
-		return nil, errors.New("fabric manager credentials directory is empty")
-	}
-	c := &Client{
-		endpoint: endpoint,
-		tenant:   cfg.Tenant,
-		fabricID: strconv.Itoa(cfg.FabricID),
-		excludes: cmp.Or(cfg.Exclusion, fabric.ExclusionUnknown),
-		clock:    cfg.Clock,
-		observe:  cfg.Observe,
-		timeouts: timeouts{update: cmp.Or(cfg.UpdateTimeout, defaultUpdateTimeout), read: readTimeout, login: loginTimeout},
-		conns:    connections{dir: cfg.Credentials},
-		spelling: make(map[device.Machine]string),
-	}
-	if c.clock == nil {
-		c.clock = clock.RealClock{}
-	}
-	if c.observe == nil {
-		c.observe = func(string, int, time.Duration) {}
-	}
-	c.tokens = tokens{clock: c.clock, dir: cfg.Credentials, login: c.login}
-	return c, nil
-}
-
-// parseEndpoint accepts https only: the token would travel in the clear otherwise.
-func parseEndpoint(s string) (*url.URL, error) {
-	if !strings.Contains(s, "://") {
-		s = "https://" + s
-	}
-	u, err := url.Parse(s)
-	if err != nil {
-		return nil, fmt.Errorf("fabric manager endpoint: %w", err)
-	}
-	if u.Scheme != "https" || u.Host == "" || u.User != nil || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" {
-		return nil, fmt.Errorf("fabric manager endpoint %q is not of the form [https://]host[:port]", u.Redacted())
-	}
-	return &url.URL{Scheme: u.Scheme, Host: u.Host}, nil
+	return &Client{
+		conn:          conn,
+		tenant:        cfg.Tenant,
+		fabricID:      strconv.Itoa(cfg.FabricID),
+		excludes:      cmp.Or(cfg.Exclusion, fabric.ExclusionUnknown),
+		updateTimeout: cmp.Or(cfg.UpdateTimeout, defaultUpdateTimeout),
+	}, nil
 }
 
 // Capabilities of an FM.
@@ -135,7 +97,7 @@ func (c *Client) Capabilities() fabric.Capabilities {
 		Free:              fabric.FreeCount,
 		Exclusion:         c.excludes,
 		Identity:          true,
-		MaxCall:           c.timeouts.update,
+		MaxCall:           c.updateTimeout,
 	}
 }
 
@@ -150,14 +112,14 @@ func (c *Client) Machines(ctx context.Context) ([]fabric.Machine, error) {
 
 func (c *Client) machines(ctx context.Context) ([]fabric.Machine, *device.Fault) {
 	req := c.read("machines", "list the machines", "/machines")
-	req.limit = maxMachines
-	answer, fault := c.call(ctx, req)
+	req.Limit = maxMachines
+	answer, fault := c.conn.Call(ctx, req)
 	if fault != nil {
 		return nil, fault
 	}
-	wire, err := decodeMachines(answer.body)
+	wire, err := decodeMachines(answer.Body)
 	if err != nil {
-		return nil, answer.strange(req, err)
+		return nil, answer.Strange(req.What, err)
 	}
 	out := make([]fabric.Machine, 0, len(wire))
 	for _, m := range wire {
@@ -166,70 +128,33 @@ func (c *Client) machines(ctx context.Context) ([]fabric.Machine, *device.Fault)
 			klog.FromContext(ctx).V(1).Info("The fabric manager lists a machine that cannot be named, left out", "reason", err.Error())
 			continue
 		}
-		c.spell(d.ID, string(m.UUID))
+		c.conn.Spell(d.ID, string(m.UUID))
 		out = append(out, d)
 	}
 	return out, nil
 }
 
-func (c *Client) spell(id device.Machine, written string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if written != string(id) {
-		c.spelling[id] = written
-	}
-}
-
-func (c *Client) spelled(id device.Machine) string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if s, ok := c.spelling[id]; ok {
-		return s
-	}
-	return string(id)
-}
-
 // ListAttached reads each machine by itself, since one that fails must not hide the others.
 func (c *Client) ListAttached(ctx context.Context, machines []device.Machine) (map[device.Machine][]device.OnFabric, map[device.Machine]error) {
-	attached := make(map[device.Machine][]device.OnFabric, len(machines))
-	failed := make(map[device.Machine]error)
-	var mu sync.Mutex
-	var wg sync.WaitGroup
-	slots := make(chan struct{}, parallelLists)
-	for _, m := range machines {
-		slots <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-slots }()
-			gpus, fault := c.list(ctx, m)
-			mu.Lock()
-			defer mu.Unlock()
-			if fault != nil {
-				failed[m] = fault
-				return
-			}
-			attached[m] = gpus
-		})
-	}
-	wg.Wait()
-	return attached, failed
+	return fti.ListEach(ctx, machines, c.list)
 }
 
 func (c *Client) list(ctx context.Context, id device.Machine) ([]device.OnFabric, *device.Fault) {
-	req := c.read("list", "list what is attached to machine "+string(id), "/machines/"+url.PathEscape(c.spelled(id)))
-	answer, fault := c.call(ctx, req)
+	req := c.read("list", "list what is attached to machine "+string(id), "/machines/"+url.PathEscape(c.conn.Spelled(id)))
+	answer, fault := c.conn.Call(ctx, req)
 	if fault != nil {
 		return nil, fault
 	}
-	wire, err := decodeMachines(answer.body)
+	wire, err := decodeMachines(answer.Body)
 	if err != nil {
-		return nil, answer.strange(req, err)
+		return nil, answer.Strange(req.What, err)
 	}
 	m, ok := pick(wire, id)
 	if !ok {
 		if len(wire) == 0 {
-			return nil, &device.Fault{Class: device.FaultNotFound, Op: req.what, Status: answer.status, Message: "the answer names no machine"}
+			return nil, &device.Fault{Class: device.FaultNotFound, Op: req.What, Status: answer.Status, Message: "the answer names no machine"}
 		}
-		return nil, answer.strange(req, errors.New("the answer is about another machine"))
+		return nil, answer.Strange(req.What, errors.New("the answer is about another machine"))
 	}
 	gpus, skipped := m.gpus(id)
 	if skipped > 0 {
@@ -304,20 +229,20 @@ func (c *Client) findMember(ctx context.Context, model string) (device.Machine, 
 }
 
 func (c *Client) available(ctx context.Context, id device.Machine, model string) (n int, fabricID string, _ *device.Fault) {
-	req := c.read("free", "count free "+model, "/machines/"+url.PathEscape(c.spelled(id))+"/available-reserved-resources")
-	req.query.Set("res_type", resourceGPU)
+	req := c.read("free", "count free "+model, "/machines/"+url.PathEscape(c.conn.Spelled(id))+"/available-reserved-resources")
+	req.Query.Set("res_type", fti.ResourceGPU)
 	cond, err := encodeCondition(model)
 	if err != nil {
-		return 0, "", &device.Fault{Class: device.FaultRejected, Op: req.what, Err: err}
+		return 0, "", &device.Fault{Class: device.FaultRejected, Op: req.What, Err: err}
 	}
-	req.query.Set("condition", cond)
-	answer, fault := c.call(ctx, req)
+	req.Query.Set("condition", cond)
+	answer, fault := c.conn.Call(ctx, req)
 	if fault != nil {
 		return 0, "", fault
 	}
-	fabricID, n, err = decodeAvailable(answer.body)
+	fabricID, n, err = decodeAvailable(answer.Body)
 	if err != nil {
-		return 0, "", answer.strange(req, err)
+		return 0, "", answer.Strange(req.What, err)
 	}
 	return n, fabricID, nil
 }
@@ -335,18 +260,18 @@ func (c *Client) Attach(ctx context.Context, in fabric.Intent) (fabric.Operation
 		return fabric.Operation{}, &device.Fault{Class: device.FaultRejected, Op: what, Message: "no model is given"}
 	}
 	answer, fault := c.update(ctx, "attach", what, in.Machine, updateSpec{
-		Type: resourceGPU, Spec: &resourceSpec{Condition: []condition{modelCondition(in.Model)}}, Count: 1,
+		Type: fti.ResourceGPU, Spec: &resourceSpec{Condition: []fti.Condition{fti.IsModel(in.Model)}}, Count: 1,
 	})
 	if fault != nil {
 		return fabric.Operation{}, c.explainRefusal(ctx, in, fault)
 	}
-	wire, err := decodeMachines(answer.body)
+	wire, err := decodeMachines(answer.Body)
 	switch {
 	case err == nil:
-	case answer.silent():
+	case answer.Silent():
 		return op, nil
 	default:
-		return fabric.Operation{}, answer.strangeTo(what, err)
+		return fabric.Operation{}, answer.Strange(what, err)
 	}
 	before := make(map[string]bool, len(in.Before))
 	for _, id := range in.Before {
@@ -388,12 +313,12 @@ func (c *Client) Detach(ctx context.Context, in fabric.Intent) (fabric.Operation
 	if in.Device == "" {
 		return fabric.Operation{}, &device.Fault{Class: device.FaultRejected, Op: what, Message: "no device is given"}
 	}
-	answer, fault := c.update(ctx, "detach", what, in.Machine, updateSpec{Type: resourceGPU, Device: in.Device, Count: 1})
+	answer, fault := c.update(ctx, "detach", what, in.Machine, updateSpec{Type: fti.ResourceGPU, Device: in.Device, Count: 1})
 	if fault != nil {
 		return fabric.Operation{}, fault
 	}
-	if _, err := decodeMachines(answer.body); err != nil && !answer.silent() {
-		return fabric.Operation{}, answer.strangeTo(what, err)
+	if _, err := decodeMachines(answer.Body); err != nil && !answer.Silent() {
+		return fabric.Operation{}, answer.Strange(what, err)
 	}
 	return fabric.Operation{Kind: fabric.KindDetach, Intent: in, State: fabric.Done}, nil
 }
@@ -418,30 +343,30 @@ func (c *Client) Health(ctx context.Context) error {
 
 // Close drops idle connections. The manager's tokens end by themselves.
 func (c *Client) Close(context.Context) error {
-	c.conns.close()
+	c.conn.Close()
 	return nil
 }
 
 // read is a request that changes nothing.
-func (c *Client) read(operation, what, path string) request {
-	return request{
-		operation: operation, what: what, method: "GET", path: base + path,
-		query: url.Values{"tenant_uuid": {c.tenant}}, timeout: c.timeouts.read, limit: maxBody,
+func (c *Client) read(operation, what, path string) fti.Request {
+	return fti.Request{
+		Operation: operation, What: what, Method: "GET", Path: base + path,
+		Query: url.Values{"tenant_uuid": {c.tenant}}, Timeout: fti.ReadTimeout, Limit: fti.MaxBody,
 	}
 }
 
 // update is a request that changes what a machine has.
-func (c *Client) update(ctx context.Context, operation, what string, id device.Machine, spec updateSpec) (reply, *device.Fault) {
-	name := c.spelled(id)
+func (c *Client) update(ctx context.Context, operation, what string, id device.Machine, spec updateSpec) (fti.Reply, *device.Fault) {
+	name := c.conn.Spelled(id)
 	body, err := encodeUpdate(c.tenant, name, spec)
 	if err != nil {
-		return reply{}, &device.Fault{Class: device.FaultRejected, Op: what, Err: err}
+		return fti.Reply{}, &device.Fault{Class: device.FaultRejected, Op: what, Err: err}
 	}
 	req := c.read(operation, what, "/machines/"+url.PathEscape(name)+"/update")
-	req.change = true
-	req.method, req.body, req.contentType, req.timeout = "PATCH", body, "application/json", c.timeouts.update
+	req.Change = true
+	req.Method, req.Body, req.ContentType, req.Timeout = "PATCH", body, "application/json", c.updateTimeout
 	if operation == "detach" {
-		req.method = "DELETE"
+		req.Method = "DELETE"
 	}
-	return c.call(ctx, req)
+	return c.conn.Call(ctx, req)
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/cohdi/cohdi-agent/internal/device"
 	"github.com/cohdi/cohdi-agent/internal/fabric"
 	"github.com/cohdi/cohdi-agent/internal/fabric/fabrictest"
+	"github.com/cohdi/cohdi-agent/internal/fabric/fti"
 )
 
 func TestConformance(t *testing.T) {
@@ -161,7 +162,7 @@ func TestLogin_refused(t *testing.T) {
 	if n := len(f.log()); n != 1 {
 		t.Errorf("%d logins with credentials that were refused a moment ago, want 1", n)
 	}
-	clock.SetTime(clock.Now().Add(refusedPause))
+	clock.SetTime(clock.Now().Add(fti.RefusedPause))
 	wantFault(t, c.Health(t.Context()), device.FaultUnauthorized)
 	if n := len(f.log()); n != 2 {
 		t.Errorf("%d logins after the pause, want 2", n)
@@ -270,8 +271,8 @@ func TestAttach_answers(t *testing.T) {
 		{name: "501", status: 501, want: device.FaultUnsupported},
 		{name: "412", status: 412, want: device.FaultConflict},
 		{name: "a redirect is not followed", status: 307, want: device.FaultRejected},
-		{name: "endless words", status: 400, body: strings.Repeat("x", 3*maxBody), want: device.FaultRejected},
-		{name: "endless success", status: 200, body: strings.Repeat(" ", 2*maxBody), want: device.FaultUnknown},
+		{name: "endless words", status: 400, body: strings.Repeat("x", 3*fti.MaxBody), want: device.FaultRejected},
+		{name: "endless success", status: 200, body: strings.Repeat(" ", 2*fti.MaxBody), want: device.FaultUnknown},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -305,7 +306,7 @@ func TestAttach_answers(t *testing.T) {
 			if fault.Status != tt.status || tt.code != "" && fault.Code != tt.code || tt.text != "" && fault.Message != tt.text {
 				t.Errorf("fault = %+v, want status %d, code %q, text %q", fault, tt.status, tt.code, tt.text)
 			}
-			if len(fault.Message) > longest+3 {
+			if len(fault.Message) > fti.LongestText+3 {
 				t.Errorf("%d bytes of the manager's words kept", len(fault.Message))
 			}
 		})
@@ -364,7 +365,7 @@ func TestTimeout(t *testing.T) {
 	if err := c.Health(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	c.timeouts.update = 50 * time.Millisecond
+	c.updateTimeout = 50 * time.Millisecond
 	f.Fate(fabrictest.Hang)
 	_, err := c.Attach(t.Context(), attachOne())
 	fault := wantFault(t, err, device.FaultUnknown)
@@ -474,7 +475,7 @@ func TestNoTokenInErrors(t *testing.T) {
 			return false
 		}
 		w.WriteHeader(http.StatusBadGateway)
-		io.WriteString(w, strings.Repeat("x", longest-8)+" your header was "+r.Header.Get("Authorization"))
+		io.WriteString(w, strings.Repeat("x", fti.LongestText-8)+" your header was "+r.Header.Get("Authorization"))
 		return true
 	}
 	err := f.client().Health(t.Context())

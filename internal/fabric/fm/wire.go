@@ -3,7 +3,6 @@
 package fm
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,32 +11,8 @@ import (
 
 	"github.com/cohdi/cohdi-agent/internal/device"
 	"github.com/cohdi/cohdi-agent/internal/fabric"
+	"github.com/cohdi/cohdi-agent/internal/fabric/fti"
 )
-
-// resourceGPU is the FM's word for the kind of device that we handle.
-const resourceGPU = "gpu"
-
-// text is a JSON string that may come as a number or null.
-type text string
-
-// UnmarshalJSON accepts any scalar.
-func (t *text) UnmarshalJSON(b []byte) error {
-	switch {
-	case bytes.Equal(b, []byte("null")):
-		*t = ""
-	case len(b) > 0 && b[0] == '"':
-		var s string
-		if err := json.Unmarshal(b, &s); err != nil {
-			return err
-		}
-		*t = text(s)
-	case len(b) > 0 && (b[0] == '{' || b[0] == '['):
-		return fmt.Errorf("%.20s is neither text nor number", b)
-	default:
-		*t = text(b)
-	}
-	return nil
-}
 
 // envelope is the frame of most answers.
 type envelope struct {
@@ -47,37 +22,27 @@ type envelope struct {
 }
 
 type machine struct {
-	UUID         text       `json:"mach_uuid"`
-	Name         text       `json:"mach_name"`
-	FabricID     text       `json:"fabric_id"` // an int, or null where the machine has no fabric
-	StatusDetail text       `json:"mach_status_detail"`
+	UUID         fti.Text   `json:"mach_uuid"`
+	Name         fti.Text   `json:"mach_name"`
+	FabricID     fti.Text   `json:"fabric_id"` // an int, or null where the machine has no fabric
+	StatusDetail fti.Text   `json:"mach_status_detail"`
 	Resources    []resource `json:"resources"`
 }
 
 type resource struct {
-	UUID     text          `json:"res_uuid"`
-	Type     text          `json:"res_type"`
-	OpStatus text          `json:"res_op_status"`
-	Serial   text          `json:"res_serial_num"`
+	UUID     fti.Text      `json:"res_uuid"`
+	Type     fti.Text      `json:"res_type"`
+	OpStatus fti.Text      `json:"res_op_status"`
+	Serial   fti.Text      `json:"res_serial_num"`
 	Spec     *resourceSpec `json:"res_spec"`
 }
 
 type resourceSpec struct {
-	Condition []condition `json:"condition"`
-}
-
-type condition struct {
-	Column   text `json:"column"`
-	Operator text `json:"operator"`
-	Value    text `json:"value"`
-}
-
-func modelCondition(model string) condition {
-	return condition{Column: "model", Operator: "eq", Value: text(model)}
+	Condition []fti.Condition `json:"condition"`
 }
 
 func encodeCondition(model string) (string, error) {
-	b, err := json.Marshal(modelCondition(model))
+	b, err := json.Marshal(fti.IsModel(model))
 	return string(b), err
 }
 
@@ -131,7 +96,7 @@ func (m machine) gpus(id device.Machine) (gpus []device.OnFabric, skipped int) {
 	byUUID := make(map[device.GPUUUID]int)
 	seen := make(map[string]bool)
 	for _, r := range m.Resources {
-		if r.Type != resourceGPU || seen[string(r.UUID)] {
+		if r.Type != fti.ResourceGPU || seen[string(r.UUID)] {
 			continue
 		}
 		if r.UUID == "" {
@@ -140,7 +105,7 @@ func (m machine) gpus(id device.Machine) (gpus []device.OnFabric, skipped int) {
 		}
 		seen[string(r.UUID)] = true
 		d := device.OnFabric{ID: string(r.UUID), Machine: id, Model: r.model()}
-		d.Health, d.HealthText = r.health()
+		d.Health, d.HealthText = fti.Health(r.OpStatus)
 		// A serial number in another form is no identity that the node could match.
 		d.UUID, _ = device.ParseGPUUUID(string(r.Serial)) //nolint:errcheck // see above
 		if d.UUID != "" {
@@ -162,32 +127,13 @@ func (r resource) model() string {
 	if r.Spec == nil {
 		return ""
 	}
-	for _, c := range r.Spec.Condition {
-		if c.Column == "model" && (c.Operator == "eq" || c.Operator == "") {
-			return string(c.Value)
-		}
-	}
-	return ""
-}
-
-// health reads the first character of the operation status; the rest is not documented.
-func (r resource) health() (device.Health, string) {
-	said := fmt.Sprintf("the manager's status is %q", string(r.OpStatus))
-	switch {
-	case strings.HasPrefix(string(r.OpStatus), "0"):
-		return device.HealthOK, ""
-	case strings.HasPrefix(string(r.OpStatus), "1"):
-		return device.HealthWarning, said
-	case strings.HasPrefix(string(r.OpStatus), "2"):
-		return device.HealthCritical, said
-	}
-	return device.HealthUnknown, said
+	return fti.Model(r.Spec.Condition)
 }
 
 // available is the answer to "what is free"; it has no frame.
 type available struct {
-	FabricID text `json:"fabric_id"`
-	Count    text `json:"reserved_res_num_per_fabric"`
+	FabricID fti.Text `json:"fabric_id"`
+	Count    fti.Text `json:"reserved_res_num_per_fabric"`
 }
 
 func decodeAvailable(body []byte) (fabricID string, count int, err error) {
@@ -235,54 +181,4 @@ func encodeUpdate(tenant, machine string, spec updateSpec) ([]byte, error) {
 			UUID: machine, Resources: []updateResource{{Specs: []updateSpec{spec}}},
 		}},
 	}})
-}
-
-// refusal is an error body: the FM's own form, or the plain one of id_manager and others.
-type refusal struct {
-	Detail *struct {
-		Code    text            `json:"code"`
-		Message json.RawMessage `json:"message"` // a string or any JSON
-	} `json:"detail"`
-	Error       text `json:"error"`
-	Description text `json:"error_description"`
-	Message     text `json:"message"`
-}
-
-// decodeRefusal finds the manager's code and words in whatever came back.
-// Secrets are hidden wherever they were echoed.
-func decodeRefusal(body []byte, secrets ...string) (code, message string) {
-	var r refusal
-	if json.Unmarshal(body, &r) != nil {
-		return "", tidy(string(body), secrets...)
-	}
-	switch {
-	case r.Detail != nil:
-		message = string(r.Detail.Message)
-		var s string
-		if json.Unmarshal(r.Detail.Message, &s) == nil {
-			message = s
-		}
-		return tidy(string(r.Detail.Code), secrets...), tidy(message, secrets...)
-	case r.Error != "":
-		message = string(r.Description)
-		if message == "" {
-			message = string(r.Message)
-		}
-		return tidy(string(r.Error), secrets...), tidy(message, secrets...)
-	}
-	return "", tidy(string(body), secrets...)
-}
-
-// longest is what of the manager's words is kept, in bytes.
-const longest = 512
-
-// tidy makes foreign text fit for one line of a condition. Secrets are hidden before anything is cut, so
-// that no part of one is left.
-func tidy(s string, secrets ...string) string {
-	s = strings.ToValidUTF8(redact(s, secrets...), "?")
-	s = strings.Join(strings.FieldsFunc(s, func(r rune) bool { return r <= ' ' || r == 0x7f }), " ")
-	if len(s) > longest {
-		s = strings.ToValidUTF8(s[:longest], "") + "…"
-	}
-	return s
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package fm
+package fti
 
 import (
 	"bytes"
@@ -27,67 +27,67 @@ const (
 	idleTimeout = 30 * time.Second
 )
 
-// request is one call.
-type request struct {
-	operation   string // for metrics
-	what        string // for people
-	method      string
-	path        string // escaped
-	query       url.Values
-	body        []byte
-	contentType string
-	timeout     time.Duration
-	limit       int64
-	// change goes over a connection of its own. On one kept from before, a manager that is down cannot be told
+// Request is one call.
+type Request struct {
+	// Operation is for metrics, What for people.
+	Operation, What string
+	Method          string
+	// Path is escaped.
+	Path        string
+	Query       url.Values
+	Body        []byte
+	ContentType string
+	Timeout     time.Duration
+	// Limit is how long an answer may be; longer ones of success are no answer.
+	Limit int64
+	// Change goes over a connection of its own. On one kept from before, a manager that is down cannot be told
 	// from one that took the call; without one, nothing was sent.
-	change bool
+	Change bool
 }
 
-// reply is what came back, whatever its status.
-type reply struct {
-	status  int
-	body    []byte
+// Reply is what came back.
+type Reply struct {
+	Status  int
+	Body    []byte
 	secrets []string
 }
 
-// silent tells that the manager accepted a change without saying more: no body, or some other JSON. A web
+// Silent tells that the manager accepted a change without saying more: no body, or some other JSON. A web
 // page is a proxy's, and JSON that ends early may be the half of a refusal.
-func (a reply) silent() bool { return len(bytes.TrimSpace(a.body)) == 0 || json.Valid(a.body) }
+func (a Reply) Silent() bool { return len(bytes.TrimSpace(a.Body)) == 0 || json.Valid(a.Body) }
 
-// strange is the fault for an answer of success that cannot be the manager's, or cannot be read.
-func (a reply) strange(req request, err error) *device.Fault { return a.strangeTo(req.what, err) }
-
-func (a reply) strangeTo(what string, err error) *device.Fault {
+// Strange is the fault for an answer of success that cannot be the manager's, or cannot be read.
+func (a Reply) Strange(what string, err error) *device.Fault {
 	return &device.Fault{
-		Class: device.FaultUnknown, Op: what, Status: a.status, Message: tidy(string(a.body), a.secrets...), Err: err,
+		Class: device.FaultUnknown, Op: what, Status: a.Status, Message: tidy(string(a.Body), a.secrets...), Err: err,
 	}
 }
 
-// call sends a request with a token. A 401 means that nothing happened and the token has gone bad: it is
-// replaced and the call made once more.
-func (c *Client) call(ctx context.Context, req request) (reply, *device.Fault) {
+// Call sends a request with a token. A 401 means that nothing happened and the token has gone bad: it is
+// replaced and the call made once more. Every answer but 2xx is a fault.
+func (c *Client) Call(ctx context.Context, req Request) (Reply, *device.Fault) {
 	for try := 0; ; try++ {
 		token, fault := c.tokens.get(ctx)
 		if fault != nil {
 			mine := *fault // shared by all who waited for the login
-			mine.Op = req.what + ": " + fault.Op
-			return reply{}, &mine
+			mine.Op = req.What + ": " + fault.Op
+			return Reply{}, &mine
 		}
 		a, fault := c.send(ctx, req, token)
 		if fault != nil {
-			return reply{}, fault
+			return Reply{}, fault
 		}
-		if a.status == http.StatusUnauthorized {
+		if a.Status == http.StatusUnauthorized {
 			c.tokens.drop(token)
 			if try == 0 {
 				continue
 			}
 		}
-		if a.status/100 == 2 {
+		if a.Status/100 == 2 {
 			return a, nil
 		}
-		code, message := decodeRefusal(a.body, a.secrets...)
-		return reply{}, &device.Fault{Class: classify(a.status), Op: req.what, Status: a.status, Code: code, Message: message}
+		code, message := decodeRefusal(a.Body, a.secrets...)
+		return Reply{}, &device.Fault{Class: classify(a.Status), Op: req.What, Status: a.Status, Code: code, Message: message}
 	}
 }
 
@@ -115,61 +115,61 @@ func classify(status int) device.FaultClass {
 }
 
 // send makes one exchange. The fault is for the case that there was no whole answer.
-func (c *Client) send(ctx context.Context, req request, token string) (reply, *device.Fault) {
-	client, err := c.conns.client(req.change)
+func (c *Client) send(ctx context.Context, req Request, token string) (Reply, *device.Fault) {
+	client, err := c.conns.client(req.Change)
 	if err != nil {
-		return reply{}, &device.Fault{Class: device.FaultUnreachable, Op: req.what, Err: err}
+		return Reply{}, &device.Fault{Class: device.FaultUnreachable, Op: req.What, Err: err}
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, req.timeout, fmt.Errorf("no answer within %s", req.timeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, req.Timeout, fmt.Errorf("no answer within %s", req.Timeout))
 	defer cancel()
 	// Without a connection nothing of the request can have left.
 	var connected atomic.Bool
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { connected.Store(true) }})
 
-	h, err := http.NewRequestWithContext(ctx, req.method, c.endpoint.String()+req.path, bytes.NewReader(req.body))
+	h, err := http.NewRequestWithContext(ctx, req.Method, c.endpoint.String()+req.Path, bytes.NewReader(req.Body))
 	if err != nil {
-		return reply{}, &device.Fault{Class: device.FaultRejected, Op: req.what, Err: err}
+		return Reply{}, &device.Fault{Class: device.FaultRejected, Op: req.What, Err: err}
 	}
-	h.URL.RawQuery = req.query.Encode()
+	h.URL.RawQuery = req.Query.Encode()
 	h.Header.Set("Accept", "application/json")
-	if req.contentType != "" {
-		h.Header.Set("Content-Type", req.contentType)
+	if req.ContentType != "" {
+		h.Header.Set("Content-Type", req.ContentType)
 	}
 	if token != "" {
 		h.Header.Set("Authorization", "Bearer "+token)
 	}
 	begun := c.clock.Now()
-	a, err := exchange(client, h, req.limit)
-	c.observe(req.operation, a.status, c.clock.Since(begun))
+	a, err := exchange(client, h, req.Limit)
+	c.observe(req.Operation, a.Status, c.clock.Since(begun))
 	a.secrets = []string{token}
 	if err == nil {
 		return a, nil
 	}
-	fault := &device.Fault{Class: device.FaultUnknown, Op: req.what, Status: a.status, Err: cause(ctx, err)}
+	fault := &device.Fault{Class: device.FaultUnknown, Op: req.What, Status: a.Status, Err: cause(ctx, err)}
 	if !connected.Load() {
 		fault.Class = device.FaultUnreachable
 		fault.Message = "no connection to " + c.endpoint.Host
 	}
-	return reply{}, fault
+	return Reply{}, fault
 }
 
 // exchange returns the answer; its status is set beside an error too, if the header came.
-func exchange(client *http.Client, h *http.Request, limit int64) (reply, error) {
+func exchange(client *http.Client, h *http.Request, limit int64) (Reply, error) {
 	resp, err := client.Do(h)
 	if err != nil {
-		return reply{}, err
+		return Reply{}, err
 	}
 	defer resp.Body.Close()
-	a := reply{status: resp.StatusCode}
-	a.body, err = io.ReadAll(io.LimitReader(resp.Body, limit+1))
+	a := Reply{Status: resp.StatusCode}
+	a.Body, err = io.ReadAll(io.LimitReader(resp.Body, limit+1))
 	if err != nil {
 		if resp.StatusCode/100 == 2 {
 			return a, fmt.Errorf("read answer: %w", err)
 		}
 		return a, nil // the status says enough
 	}
-	if int64(len(a.body)) > limit {
-		a.body = a.body[:limit]
+	if int64(len(a.Body)) > limit {
+		a.Body = a.Body[:limit]
 		if resp.StatusCode/100 == 2 {
 			return a, fmt.Errorf("read answer: longer than %d bytes", limit)
 		}

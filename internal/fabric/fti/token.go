@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package fm
+package fti
 
 import (
 	"context"
@@ -26,8 +26,8 @@ const (
 	renewMargin = 30 * time.Second
 	// defaultLifetime is for a token that does not say how long it lives.
 	defaultLifetime = time.Minute
-	// refusedPause keeps refused credentials from being tried so often that the account is locked.
-	refusedPause = 10 * time.Second
+	// RefusedPause keeps refused credentials from being tried so often that the account is locked.
+	RefusedPause = 10 * time.Second
 )
 
 // token is a bearer token with its times by our own clock.
@@ -114,7 +114,7 @@ func (t *tokens) renew(ctx context.Context) *device.Fault {
 	defer t.mu.Unlock()
 	if fault != nil {
 		if fault.Class == device.FaultUnauthorized {
-			t.refused.by, t.refused.until, t.refused.fault = c, now.Add(refusedPause), fault
+			t.refused.by, t.refused.until, t.refused.fault = c, now.Add(RefusedPause), fault
 		}
 		return fault
 	}
@@ -142,28 +142,28 @@ func (c *Client) login(ctx context.Context, cred credentials) (string, time.Dura
 	if cred.clientSecret != "" {
 		form.Set("client_secret", cred.clientSecret)
 	}
-	answer, fault := c.send(ctx, request{
-		operation: "login", what: op, method: http.MethodPost,
-		path: "/id_manager/realms/" + url.PathEscape(cred.realm) + "/protocol/openid-connect/token",
-		body: []byte(form.Encode()), contentType: "application/x-www-form-urlencoded",
-		timeout: c.timeouts.login, limit: maxBody,
+	answer, fault := c.send(ctx, Request{
+		Operation: "login", What: op, Method: http.MethodPost,
+		Path: "/id_manager/realms/" + url.PathEscape(cred.realm) + "/protocol/openid-connect/token",
+		Body: []byte(form.Encode()), ContentType: "application/x-www-form-urlencoded",
+		Timeout: loginTimeout, Limit: MaxBody,
 	}, "")
 	if fault != nil {
 		// A login changes nothing on the fabric, so that its loss is definite.
 		fault.Class = device.FaultUnreachable
 		return "", 0, fault
 	}
-	if answer.status/100 != 2 {
-		code, message := decodeRefusal(answer.body, cred.password, cred.clientSecret)
-		fault = &device.Fault{Class: device.FaultUnreachable, Op: op, Status: answer.status, Code: code, Message: message}
-		if answer.status/100 == 4 && answer.status != http.StatusTooManyRequests && answer.status != http.StatusRequestTimeout {
+	if answer.Status/100 != 2 {
+		code, message := decodeRefusal(answer.Body, cred.password, cred.clientSecret)
+		fault = &device.Fault{Class: device.FaultUnreachable, Op: op, Status: answer.Status, Code: code, Message: message}
+		if answer.Status/100 == 4 && answer.Status != http.StatusTooManyRequests && answer.Status != http.StatusRequestTimeout {
 			fault.Class = device.FaultUnauthorized
 		}
 		return "", 0, fault
 	}
-	value, lifetime, err := decodeToken(answer.body)
+	value, lifetime, err := decodeToken(answer.Body)
 	if err != nil {
-		return "", 0, &device.Fault{Class: device.FaultUnreachable, Op: op, Status: answer.status, Err: err}
+		return "", 0, &device.Fault{Class: device.FaultUnreachable, Op: op, Status: answer.Status, Err: err}
 	}
 	return value, lifetime, nil
 }
@@ -173,7 +173,7 @@ func (c *Client) login(ctx context.Context, cred credentials) (string, time.Dura
 func decodeToken(body []byte) (string, time.Duration, error) {
 	var r struct {
 		AccessToken string `json:"access_token"`
-		ExpiresIn   text   `json:"expires_in"`
+		ExpiresIn   Text   `json:"expires_in"`
 	}
 	if err := json.Unmarshal(body, &r); err != nil {
 		// The decoder's error may quote the body, and with it the token.
@@ -206,8 +206,8 @@ func claimedLifetime(jwt string) time.Duration {
 		return 0
 	}
 	var claims struct {
-		Expires text `json:"exp"`
-		Issued  text `json:"iat"`
+		Expires Text `json:"exp"`
+		Issued  Text `json:"iat"`
 	}
 	if json.Unmarshal(payload, &claims) != nil || claims.Expires == "" || claims.Issued == "" {
 		return 0

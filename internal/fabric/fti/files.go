@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package fm
+package fti
 
 import (
 	"crypto/x509"
