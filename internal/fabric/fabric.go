@@ -5,6 +5,7 @@ package fabric
 import (
 	"context"
 	"errors"
+	"math"
 	"time"
 
 	"k8s.io/utils/clock"
@@ -48,6 +49,22 @@ type Manager interface {
 	Close(ctx context.Context) error
 }
 
+// Limiter is a Manager that knows how many devices of a model a machine must and may have.
+type Limiter interface {
+	// Limits of a machine, in the manager's own words for models. A model that the machine cannot have is
+	// missing from the result.
+	Limits(ctx context.Context, m device.Machine, models []string) (map[string]Limit, error)
+}
+
+// Limit is how many devices of a model a machine must and may have.
+type Limit struct {
+	// Min is 0 and Max is NoLimit where the manager does not say.
+	Min, Max int
+}
+
+// NoLimit is a Max that is none.
+const NoLimit = math.MaxInt
+
 // Intent is what is asked of a manager.
 type Intent struct {
 	Machine device.Machine
@@ -56,7 +73,8 @@ type Intent struct {
 	// Device is the fabric's identity of the device: always for a detach; for an attach only where
 	// Capabilities.AddressableAttach.
 	Device string
-	// Before are the devices that the machine has, for managers that are told a total and not a change.
+	// Before are the devices that the machine had when the intent was made, for managers that are told a total
+	// and not a change: an attach is over as soon as there is one more. Nil where the caller does not say.
 	Before []string
 }
 
@@ -140,6 +158,8 @@ type Capabilities struct {
 	Identity bool
 	// Cancel: a pending operation can be called off. No manager that is built can.
 	Cancel bool
+	// Limits: the manager says how many devices a machine must and may have; it is a Limiter.
+	Limits bool
 	// MaxCall is how long one changing call may take.
 	MaxCall time.Duration
 	// Settle is how long the list may lag behind an operation that is done.

@@ -52,7 +52,8 @@ const (
 
 // Control is the chassis behind the manager.
 type Control interface {
-	// Attached are the fabric identities of what a machine really has, in order.
+	// Attached are the fabric identities of what a machine really has, in order, when all work is done that the
+	// manager has accepted.
 	Attached(m device.Machine) []string
 	// FreeCount is what is really free of a model.
 	FreeCount(model string) int
@@ -64,6 +65,11 @@ type Control interface {
 	Shut()
 	// RefuseLogin makes the manager refuse our credentials from now on, and those that it gave before.
 	RefuseLogin()
+}
+
+// Clocked is a Control whose manager works by a clock of its own: the suite waits by it.
+type Clocked interface {
+	Clock() clock.WithTicker
 }
 
 // New makes a chassis with a manager in front of it, and a client; both end with the test.
@@ -97,26 +103,52 @@ func Run(t *testing.T, newManager New) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			m, control := newManager(t)
-			c.run(&suite{T: t, m: m, c: control})
+			c.run(newSuite(t, newManager))
 		})
 	}
 	for _, f := range fates() {
 		t.Run("Fate/attach_"+string(f.fate), func(t *testing.T) {
-			m, control := newManager(t)
-			(&suite{T: t, m: m, c: control}).attachFate(f)
+			newSuite(t, newManager).attachFate(f)
 		})
 		t.Run("Fate/detach_"+string(f.fate), func(t *testing.T) {
-			m, control := newManager(t)
-			(&suite{T: t, m: m, c: control}).detachFate(f)
+			newSuite(t, newManager).detachFate(f)
 		})
 	}
 }
 
 type suite struct {
 	*testing.T
-	m fabric.Manager
-	c Control
+	m   fabric.Manager
+	c   Control
+	clk clock.WithTicker
+}
+
+func newSuite(t *testing.T, newManager New) *suite {
+	t.Helper()
+	m, control := newManager(t)
+	s := &suite{T: t, m: m, c: control, clk: clock.RealClock{}}
+	if c, ok := control.(Clocked); ok {
+		s.clk = c.Clock()
+	}
+	return s
+}
+
+// attachNow and detachNow return when the manager says that it is done.
+func (s *suite) attachNow(in fabric.Intent) (fabric.Operation, error) {
+	op, err := s.m.Attach(s.Context(), in)
+	if err != nil {
+		return op, err
+	}
+	return fabric.Wait(s.Context(), s.clk, s.m, op)
+}
+
+func (s *suite) detachNow(in fabric.Intent) error {
+	op, err := s.m.Detach(s.Context(), in)
+	if err != nil {
+		return err
+	}
+	_, err = fabric.Wait(s.Context(), s.clk, s.m, op)
+	return err
 }
 
 func (s *suite) intent(m device.Machine, model string) fabric.Intent {
@@ -137,10 +169,7 @@ func (s *suite) intent(m device.Machine, model string) fabric.Intent {
 func (s *suite) mustAttach(m device.Machine, model string) string {
 	s.Helper()
 	in := s.intent(m, model)
-	op, err := s.m.Attach(s.Context(), in)
-	if err == nil {
-		_, err = fabric.Wait(s.Context(), clock.RealClock{}, s.m, op)
-	}
+	_, err := s.attachNow(in)
 	if err != nil {
 		s.Fatalf("attach %s: %v", model, err)
 	}
@@ -235,7 +264,9 @@ func (s *suite) attach() {
 		s.Fatalf("list = %+v, want one device", listed)
 	}
 	d := listed[0]
-	if d.ID != id || d.Machine != MachineOne || d.Model != ModelA || d.Health != device.HealthOK {
+	// A manager that says nothing of health is quoted with that.
+	healthy := d.Health == device.HealthOK || d.Health == device.HealthUnknown && d.HealthText != ""
+	if d.ID != id || d.Machine != MachineOne || d.Model != ModelA || !healthy {
 		s.Errorf("listed %+v, want %s of %s, healthy, on %s", d, id, ModelA, MachineOne)
 	}
 	if s.m.Capabilities().Identity && d.UUID == "" {
@@ -256,8 +287,7 @@ func (s *suite) attachTwo() {
 
 func (s *suite) attachEmptyPool() {
 	s.mustAttach(MachineOne, ModelB)
-	in := s.intent(MachineTwo, ModelB)
-	_, err := s.m.Attach(s.Context(), in)
+	_, err := s.attachNow(s.intent(MachineTwo, ModelB))
 	s.fault(err, device.FaultNoCapacity)
 	s.agree(MachineTwo)
 	if n := s.count(ModelB); n != 0 {
@@ -266,13 +296,13 @@ func (s *suite) attachEmptyPool() {
 }
 
 func (s *suite) attachUnknownModel() {
-	_, err := s.m.Attach(s.Context(), s.intent(MachineOne, ModelNone))
+	_, err := s.attachNow(s.intent(MachineOne, ModelNone))
 	s.fault(err, device.FaultNoCapacity, device.FaultRejected, device.FaultUnsupported, device.FaultNotFound)
 	s.agree(MachineOne)
 }
 
 func (s *suite) attachUnknownMachine() {
-	_, err := s.m.Attach(s.Context(), fabric.Intent{Machine: MachineUnknown, Model: ModelA})
+	_, err := s.attachNow(fabric.Intent{Machine: MachineUnknown, Model: ModelA})
 	s.fault(err, device.FaultNotFound, device.FaultRejected)
 	if n := s.c.FreeCount(ModelA); n != 2 {
 		s.Errorf("free %s = %d after an attach to no machine, want 2", ModelA, n)
@@ -282,10 +312,7 @@ func (s *suite) attachUnknownMachine() {
 func (s *suite) detach() {
 	a := s.mustAttach(MachineOne, ModelA)
 	b := s.mustAttach(MachineOne, ModelB)
-	op, err := s.m.Detach(s.Context(), fabric.Intent{Machine: MachineOne, Model: ModelA, Device: a, Before: s.c.Attached(MachineOne)})
-	if err == nil {
-		_, err = fabric.Wait(s.Context(), clock.RealClock{}, s.m, op)
-	}
+	err := s.detachNow(fabric.Intent{Machine: MachineOne, Model: ModelA, Device: a, Before: s.c.Attached(MachineOne)})
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -305,7 +332,7 @@ func (s *suite) detachAbsent() {
 		{Machine: MachineTwo, Model: ModelA, Device: a},
 		{Machine: MachineOne, Model: ModelA, Device: "00000000-0000-4000-8000-0000000000ee"},
 	} {
-		if _, err := s.m.Detach(s.Context(), in); err != nil {
+		if err := s.detachNow(in); err != nil {
 			s.fault(err, device.FaultNotFound)
 		}
 	}
@@ -318,7 +345,7 @@ func (s *suite) detachAbsent() {
 
 func (s *suite) detachNothing() {
 	s.mustAttach(MachineOne, ModelA)
-	_, err := s.m.Detach(s.Context(), fabric.Intent{Machine: MachineOne, Model: ModelA})
+	err := s.detachNow(fabric.Intent{Machine: MachineOne, Model: ModelA})
 	s.fault(err, device.FaultRejected, device.FaultUnsupported)
 	s.agree(MachineOne)
 }
@@ -370,10 +397,7 @@ func (s *suite) freePartly() {
 }
 
 func (s *suite) pollDone() {
-	op, err := s.m.Attach(s.Context(), s.intent(MachineOne, ModelA))
-	if err == nil {
-		op, err = fabric.Wait(s.Context(), clock.RealClock{}, s.m, op)
-	}
+	op, err := s.attachNow(s.intent(MachineOne, ModelA))
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -388,11 +412,7 @@ func (s *suite) pollDone() {
 }
 
 func (s *suite) waitDone() {
-	op, err := s.m.Attach(s.Context(), s.intent(MachineOne, ModelA))
-	if err != nil {
-		s.Fatal(err)
-	}
-	op, err = fabric.Wait(s.Context(), clock.RealClock{}, s.m, op)
+	op, err := s.attachNow(s.intent(MachineOne, ModelA))
 	if err != nil || op.State != fabric.Done || op.Kind != fabric.KindAttach {
 		s.Fatalf("wait = %+v, %v, want a done attach", op, err)
 	}
@@ -482,10 +502,7 @@ func (s *suite) attachFate(f fateCase) {
 	if !s.c.Fate(f.fate) {
 		s.Skipf("%s cannot be done with this manager", f.fate)
 	}
-	op, err := s.m.Attach(s.Context(), in)
-	if err == nil {
-		_, err = fabric.Wait(s.Context(), clock.RealClock{}, s.m, op)
-	}
+	_, err := s.attachNow(in)
 	want := 0
 	if f.effect {
 		want = 1
@@ -498,10 +515,7 @@ func (s *suite) detachFate(f fateCase) {
 	if !s.c.Fate(f.fate) {
 		s.Skipf("%s cannot be done with this manager", f.fate)
 	}
-	op, err := s.m.Detach(s.Context(), fabric.Intent{Machine: MachineOne, Model: ModelA, Device: id, Before: []string{id}})
-	if err == nil {
-		_, err = fabric.Wait(s.Context(), clock.RealClock{}, s.m, op)
-	}
+	err := s.detachNow(fabric.Intent{Machine: MachineOne, Model: ModelA, Device: id, Before: []string{id}})
 	want := 1
 	if f.effect {
 		want = 0
