@@ -117,9 +117,11 @@ type Device struct {
 	Tenant       string `json:"tenant,omitempty"`
 	Vanished     bool   `json:"vanished,omitempty"`
 	BuiltIn      bool   `json:"builtIn,omitempty"`
-	Phase        string `json:"phase"`
-	Machine      string `json:"machine,omitempty"`
-	Slot         int    `json:"slot,omitempty"`
+	// Failure is why its last attach (phase attaching) or detach (phase attached) failed.
+	Failure string `json:"failure,omitempty"`
+	Phase   string `json:"phase"`
+	Machine string `json:"machine,omitempty"`
+	Slot    int    `json:"slot,omitempty"`
 	// PhaseSince is when the device entered its phase.
 	PhaseSince time.Time `json:"phaseSince"`
 
@@ -192,7 +194,7 @@ type Fault struct {
 	// Name shows in the request log; one is made up where it is empty.
 	Name string `json:"name,omitempty"`
 	// Match
-	Face   string `json:"face,omitempty"`   // fm or idm; empty is both
+	Face   string `json:"face,omitempty"`   // fm, cm or idm; empty is all
 	Method string `json:"method,omitempty"` // empty is all
 	Path   string `json:"path,omitempty"`   // a regular expression, searched in the path
 	Body   string `json:"body,omitempty"`   // a substring of the body
@@ -236,6 +238,10 @@ type DeviceChange struct {
 	OpStatus *string `json:"opStatus,omitempty"`
 	// FabricSerial is what the fabric manager says in res_serial_num.
 	FabricSerial *string `json:"fabricSerial,omitempty"`
+	// FailAttach and FailDetach make the next one of this device fail for that reason, at a manager that shows
+	// failures (CM); empty takes it back.
+	FailAttach *string `json:"failAttach,omitempty"`
+	FailDetach *string `json:"failDetach,omitempty"`
 	// XID raises an NVML event with that code on the machine that has the device.
 	XID *uint64 `json:"xid,omitempty"`
 	// Action is one of the Device* constants.
@@ -314,4 +320,33 @@ type Policies struct {
 	UnknownDetach string `json:"unknownDetach,omitempty"`
 	// DetachInUse, while a process has the device open: success or 409.
 	DetachInUse string `json:"detachInUse,omitempty"`
+	// CM are those of the cluster manager alone.
+	CM CMPolicies `json:"cm,omitzero"`
+}
+
+// CMPolicies choose between the behaviours that a real cluster manager may have.
+type CMPolicies struct {
+	// Count is when device_count moves: atAccept or atComplete.
+	Count string `json:"count,omitempty"`
+	// Progress is the row of a device that is coming: noID, withID or absent.
+	Progress string `json:"progress,omitempty"`
+	// Detail of a row: full or partial.
+	Detail string `json:"detail,omitempty"`
+	// Above is the answer to a total above the maximum: 400, 409 or clamp.
+	Above string `json:"above,omitempty"`
+	// Below is what a lower total in an increase does to devices that are still coming: noop, or lastWins, which
+	// calls them off.
+	Below string `json:"below,omitempty"`
+	// Shortage, when none is free: addFailed (accepted, and a failed row) or 409.
+	Shortage string `json:"shortage,omitempty"`
+	// Unknown is the answer to the removal of a device that is not there: 404 or ignore.
+	Unknown string `json:"unknown,omitempty"`
+	// Remaining is what a removal's total must be: checked or trusted.
+	Remaining string `json:"remaining,omitempty"`
+	// Failed rows of devices that did not come up: stay until they are removed, or vanish.
+	Failed string `json:"failed,omitempty"`
+	// Answer to an accepted change: json, empty or text.
+	Answer string `json:"answer,omitempty"`
+	// Refusal is the body of an error: json, html or empty.
+	Refusal string `json:"refusal,omitempty"`
 }

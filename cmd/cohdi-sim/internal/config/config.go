@@ -4,6 +4,7 @@ package config
 
 import (
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -50,6 +51,35 @@ type Config struct {
 	Seed uint64 `json:"seed,omitempty"`
 
 	Driver Driver `json:"driver"`
+
+	// Faces are the managers that are served, on one address and one core.
+	Faces []string `json:"faces,omitempty"`
+	CM    CM       `json:"cm,omitzero"`
+}
+
+// The faces that there are.
+const (
+	FaceFM = "fm"
+	FaceCM = "cm"
+)
+
+// CM is what only the cluster manager has.
+type CM struct {
+	// Cluster is the UUID of the one cluster that has all machines.
+	Cluster string `json:"cluster,omitempty"`
+	// Adding and Removing are the words for devices that come and go.
+	Adding   string `json:"adding,omitempty"`
+	Removing string `json:"removing,omitempty"`
+	// Limits of the node group, by model; null where there is none.
+	Limits map[string]Limits `json:"limits,omitempty"`
+	// FailedFor is how long a failed row stays where the policy lets it vanish.
+	FailedFor simapi.Duration `json:"failedFor,omitempty"`
+}
+
+// Limits are how many devices of a model a machine must and may have.
+type Limits struct {
+	Min *int `json:"min,omitempty"`
+	Max *int `json:"max,omitempty"`
 }
 
 // Listen are the addresses of the faces, host:port.
@@ -177,6 +207,12 @@ func (c *Config) setDefaults() {
 	def(&c.Hotplug, simapi.HotplugEvent)
 	def(&c.Driver.Version, "570.86.15")
 	def(&c.Driver.CUDAVersion, 12080)
+	def(&c.CM.Adding, "ADD_IN_PROGRESS")
+	def(&c.CM.Removing, "REMOVE_IN_PROGRESS")
+	def(&c.CM.FailedFor, simapi.Duration(time.Minute))
+	if len(c.Faces) == 0 {
+		c.Faces = []string{FaceFM}
+	}
 	def(&c.Driver.NVMLVersion, "12."+c.Driver.Version)
 	for _, d := range []**simapi.Duration{&c.Timing.AttachDelay, &c.Timing.DetachDelay, &c.Timing.NodeDelay} {
 		if *d == nil {
@@ -221,6 +257,17 @@ func policyOptions(p *simapi.Policies) []option {
 		{"detachAnswer", &p.DetachAnswer, []string{"200", "204"}},
 		{"unknownDetach", &p.UnknownDetach, []string{"404", "200"}},
 		{"detachInUse", &p.DetachInUse, []string{"success", "409"}},
+		{"cm.count", &p.CM.Count, []string{"atAccept", "atComplete"}},
+		{"cm.progress", &p.CM.Progress, []string{"noID", "withID", "absent"}},
+		{"cm.detail", &p.CM.Detail, []string{"full", "partial"}},
+		{"cm.above", &p.CM.Above, []string{"400", "409", "clamp"}},
+		{"cm.below", &p.CM.Below, []string{"noop", "lastWins"}},
+		{"cm.shortage", &p.CM.Shortage, []string{"addFailed", "409"}},
+		{"cm.unknown", &p.CM.Unknown, []string{"404", "ignore"}},
+		{"cm.remaining", &p.CM.Remaining, []string{"checked", "trusted"}},
+		{"cm.failed", &p.CM.Failed, []string{"stay", "vanish"}},
+		{"cm.answer", &p.CM.Answer, []string{"json", "empty", "text"}},
+		{"cm.refusal", &p.CM.Refusal, []string{"json", "html", "empty"}},
 	}
 }
 
@@ -329,6 +376,9 @@ func (c *Config) check() error {
 	if err := CheckPolicies(c.Policies); err != nil {
 		return err
 	}
+	if err := c.checkFaces(); err != nil {
+		return err
+	}
 	fabrics := map[int]bool{}
 	for _, f := range c.Fabrics {
 		if fabrics[f.ID] || f.UUID == "" {
@@ -340,6 +390,21 @@ func (c *Config) check() error {
 		return err
 	}
 	return c.checkDevices(fabrics)
+}
+
+func (c *Config) checkFaces() error {
+	for i, f := range c.Faces {
+		if f != FaceFM && f != FaceCM {
+			return fmt.Errorf("faces: %q is none of %s, %s", f, FaceFM, FaceCM)
+		}
+		if slices.Contains(c.Faces[:i], f) {
+			return fmt.Errorf("faces: %q is given twice", f)
+		}
+	}
+	if slices.Contains(c.Faces, FaceCM) && c.CM.Cluster == "" {
+		return errors.New("cm.cluster: must not be empty where faces has cm")
+	}
+	return nil
 }
 
 func (c *Config) checkMachines(fabrics map[int]bool) error {

@@ -27,6 +27,9 @@ func TestLoad_demo(t *testing.T) {
 	if !strings.ContainsAny(c.Credentials.ClientSecret, " ") || !strings.Contains(c.Credentials.ClientSecret, "&") {
 		t.Errorf("client secret %q tests no encoding", c.Credentials.ClientSecret)
 	}
+	if len(c.Faces) != 1 || c.Faces[0] != FaceFM {
+		t.Errorf("faces %v, want the fabric manager's alone", c.Faces)
+	}
 	if c.Policies.Serialization != "perMachine" || c.Policies.AttachAnswer != "newOnly" {
 		t.Errorf("policies %+v", c.Policies)
 	}
@@ -47,6 +50,10 @@ func TestParse_refuses(t *testing.T) {
 		{"bad duration", "attachDelay: 2s", "attachDelay: 2", "2s"},
 		{"negative duration", "attachDelay: 2s", "attachDelay: -2s", "negative"},
 		{"hot-plug mode", "hotplug: event", "hotplug: magic", "magic"},
+		{"face", "hotplug: event", "hotplug: event\nfaces: [fm, xx]", "xx"},
+		{"face twice", "hotplug: event", "hotplug: event\nfaces: [fm, fm]", "twice"},
+		{"cluster manager without a cluster", "hotplug: event", "hotplug: event\nfaces: [fm, cm]", "cm.cluster"},
+		{"bad policy of one manager", "policies:", "policies:\n  cm: {count: never}", "cm.count"},
 	}
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
@@ -63,8 +70,9 @@ func TestParse_refuses(t *testing.T) {
 
 func TestMergePolicies(t *testing.T) {
 	base := simapi.Policies{Pick: "first", NoCapacity: "409"}
-	got := MergePolicies(base, simapi.Policies{Pick: "worst"})
-	if got.Pick != "worst" || got.NoCapacity != "409" || base.Pick != "first" {
+	base.CM.Count = "atAccept"
+	got := MergePolicies(base, simapi.Policies{Pick: "worst", CM: simapi.CMPolicies{Progress: "absent"}})
+	if got.CM.Count != "atAccept" || got.CM.Progress != "absent" || got.Pick != "worst" || got.NoCapacity != "409" || base.Pick != "first" {
 		t.Errorf("merged %+v, base %+v", got, base)
 	}
 }

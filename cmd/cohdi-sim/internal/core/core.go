@@ -69,6 +69,12 @@ type Device struct {
 	// AttachSeq orders the devices of a machine by when they came.
 	AttachSeq int `json:"attachSeq,omitempty"`
 
+	// FailAttach and FailDetach are why its next attach or detach will fail at a manager that shows failures, empty
+	// if it will not. Failure is why the last one did; the phase says which: attaching or attached.
+	FailAttach string `json:"failAttach,omitempty"`
+	FailDetach string `json:"failDetach,omitempty"`
+	Failure    string `json:"failure,omitempty"`
+
 	// LinkDown: a test cut the link. Linked: the node's port sees the card. OnBus: the kernel has enumerated it. Bound: the driver has it.
 	LinkDown    bool      `json:"linkDown,omitempty"`
 	Linked      bool      `json:"linked,omitempty"`
@@ -247,7 +253,7 @@ func (c *Core) setPhaseLocked(d *Device, phase string) {
 func (c *Core) releaseLocked(d *Device) {
 	c.unplugLocked(d)
 	d.Machine, d.Slot, d.AttachSeq = "", 0, 0
-	d.Linked, d.LinkDown, d.BuiltIn = false, false, false
+	d.Linked, d.LinkDown, d.BuiltIn, d.Failure = false, false, false, ""
 	c.setPhaseLocked(d, simapi.PhaseFree)
 }
 
@@ -302,6 +308,8 @@ type MachineView struct {
 	Machine
 	// Listed are the devices that the fabric reports on it: attached or being detached.
 	Listed []Device
+	// Coming are those that are being attached, or failed to be.
+	Coming []Device
 	// OnBus are those that its kernel has enumerated, by slot.
 	OnBus []Device
 	// Linked are the slots whose port sees a card.
@@ -319,12 +327,16 @@ func (c *Core) viewLocked(m *Machine) MachineView {
 		if (d.Phase == simapi.PhaseAttached || d.Phase == simapi.PhaseDetaching) && !d.BuiltIn {
 			v.Listed = append(v.Listed, *d)
 		}
+		if d.Phase == simapi.PhaseAttaching {
+			v.Coming = append(v.Coming, *d)
+		}
 		if d.OnBus {
 			v.OnBus = append(v.OnBus, *d)
 		}
 		v.Linked[d.Slot] = v.Linked[d.Slot] || d.Linked
 	}
 	slices.SortFunc(v.Listed, func(a, b Device) int { return a.AttachSeq - b.AttachSeq })
+	slices.SortFunc(v.Coming, func(a, b Device) int { return a.AttachSeq - b.AttachSeq })
 	slices.SortFunc(v.OnBus, func(a, b Device) int { return a.Slot - b.Slot })
 	return v
 }
@@ -383,7 +395,7 @@ func (c *Core) State() *simapi.State {
 func (d *Device) api() simapi.Device {
 	out := simapi.Device{
 		ID: d.ID, ResUUID: d.ResUUID, Model: d.Model, UUID: d.UUID, Serial: d.Serial, FabricSerial: d.ReportedSerial,
-		Fabric: d.Fabric, OpStatus: d.OpStatus, Tenant: d.Tenant, Vanished: d.Vanished, BuiltIn: d.BuiltIn, Phase: d.Phase,
+		Fabric: d.Fabric, OpStatus: d.OpStatus, Tenant: d.Tenant, Vanished: d.Vanished, BuiltIn: d.BuiltIn, Failure: d.Failure, Phase: d.Phase,
 		PhaseSince: d.PhaseSince, Machine: d.Machine, Slot: d.Slot, OnBus: d.OnBus, Bound: d.Bound, Minor: d.Minor,
 		Drain: d.Drain, Persistence: d.Persistence, DeviceNumber: d.Number.String(),
 	}

@@ -60,6 +60,12 @@ func (c *Core) changeDeviceLocked(d *Device, change simapi.DeviceChange) error {
 		return err
 	}
 	d.OpStatus = status
+	if change.FailAttach != nil {
+		d.FailAttach = *change.FailAttach
+	}
+	if change.FailDetach != nil {
+		d.FailDetach = *change.FailDetach
+	}
 	if change.FabricSerial != nil {
 		d.ReportedSerial = *change.FabricSerial
 	}

@@ -21,6 +21,8 @@ const (
 // operation is the record of one update, from its acceptance to its end. It is on disk before anything happens.
 type operation struct {
 	simapi.Operation
+	// Kept: what fails stays on the machine and says so, as managers do it that work asynchronously.
+	Kept bool `json:"kept,omitempty"`
 }
 
 // Spec is what an attach asks for: so many of a model, or one certain device (only the control API can).
@@ -132,28 +134,30 @@ func (c *Core) gateLocked(machine string) (gate chan struct{}, busy bool) {
 }
 
 func (c *Core) attach(r AttachRequest) ([]Device, error) {
-	c.mu.Lock()
-	m, err := c.machineLocked(r.Machine)
+	op, err := c.acceptAttach(r, false)
 	if err != nil {
-		c.mu.Unlock()
 		return nil, err
 	}
-	picked, err := c.pickLocked(m, r)
-	if err != nil {
-		c.mu.Unlock()
-		return nil, err
-	}
-	op := c.beginLocked(kindAttach, m.Name, r.Caller, false, time.Duration(*c.timing.AttachDelay), picked)
-	if err := c.commitLocked(); err != nil {
-		c.mu.Unlock()
-		return nil, err
-	}
-	c.mu.Unlock()
-
 	if !c.waitUntil(op.Due) {
 		return nil, ErrStopped
 	}
 	return c.finishAttach(op)
+}
+
+func (c *Core) acceptAttach(r AttachRequest, kept bool) (*operation, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	m, err := c.machineLocked(r.Machine)
+	if err != nil {
+		return nil, err
+	}
+	picked, err := c.pickLocked(m, r)
+	if err != nil {
+		return nil, err
+	}
+	op := c.beginLocked(kindAttach, m.Name, r.Caller, false, time.Duration(*c.timing.AttachDelay), picked)
+	op.Kept = kept
+	return op, c.commitLocked()
 }
 
 // pickLocked reserves the devices of all specs, or none.
@@ -271,6 +275,11 @@ func (c *Core) finishAttach(op *operation) ([]Device, error) {
 		if err != nil || d.Phase != simapi.PhaseAttaching || d.Machine != op.Machine {
 			continue
 		}
+		if op.Kept && d.FailAttach != "" {
+			d.Failure, d.FailAttach = d.FailAttach, ""
+			c.setPhaseLocked(d, simapi.PhaseAttaching) // since now
+			continue
+		}
 		c.setPhaseLocked(d, simapi.PhaseAttached)
 		out, came = append(out, *d), append(came, d)
 	}
@@ -319,33 +328,7 @@ func (c *Core) linkLaterLocked(devices []*Device, at time.Time) {
 }
 
 func (c *Core) detach(r DetachRequest) error {
-	d, err := c.beginDetach(r)
-	if err != nil {
-		return err
-	}
-	// Reading all of /proc takes a while, so it happens without the lock.
-	holders, err := c.holders(d)
-	if err != nil {
-		return err
-	}
-	c.mu.Lock()
-	if len(holders) > 0 && c.policies.DetachInUse == "409" && !r.Forced {
-		c.mu.Unlock()
-		return fmt.Errorf("detach %s: %w", d.ID, ErrInUse)
-	}
-	live, err := c.deviceLocked(d.ID)
-	if err != nil || live.Phase != simapi.PhaseAttached || live.Machine != d.Machine {
-		c.mu.Unlock()
-		return fmt.Errorf("detach %s from %s: it is not attached there any more: %w", d.ID, d.Machine, ErrNotFound)
-	}
-	c.setPhaseLocked(live, simapi.PhaseDetaching)
-	op := c.beginLocked(kindDetach, d.Machine, r.Caller, r.Forced, time.Duration(*c.timing.DetachDelay), []*Device{live})
-	judged := r.Forced
-	if !judged {
-		judged = c.judgeDetachLocked(live, holders, "when the detach was accepted")
-	}
-	err = c.commitLocked()
-	c.mu.Unlock()
+	op, judged, err := c.acceptDetach(r, false)
 	if err != nil {
 		return err
 	}
@@ -353,6 +336,36 @@ func (c *Core) detach(r DetachRequest) error {
 		return ErrStopped
 	}
 	return c.finishDetach(op, judged)
+}
+
+func (c *Core) acceptDetach(r DetachRequest, kept bool) (op *operation, judged bool, err error) {
+	d, err := c.beginDetach(r)
+	if err != nil {
+		return nil, false, err
+	}
+	// Reading all of /proc takes a while, so it happens without the lock.
+	holders, err := c.holders(d)
+	if err != nil {
+		return nil, false, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(holders) > 0 && c.policies.DetachInUse == "409" && !r.Forced {
+		return nil, false, fmt.Errorf("detach %s: %w", d.ID, ErrInUse)
+	}
+	live, err := c.deviceLocked(d.ID)
+	if err != nil || live.Phase != d.Phase || live.Machine != d.Machine {
+		return nil, false, fmt.Errorf("detach %s from %s: it is not attached there any more: %w", d.ID, d.Machine, ErrNotFound)
+	}
+	c.setPhaseLocked(live, simapi.PhaseDetaching)
+	live.Failure = ""
+	op = c.beginLocked(kindDetach, d.Machine, r.Caller, r.Forced, time.Duration(*c.timing.DetachDelay), []*Device{live})
+	op.Kept = kept
+	judged = r.Forced
+	if !judged {
+		judged = c.judgeDetachLocked(live, holders, "when the detach was accepted")
+	}
+	return op, judged, c.commitLocked()
 }
 
 func (c *Core) beginDetach(r DetachRequest) (Device, error) {
@@ -371,10 +384,10 @@ func (c *Core) beginDetach(r DetachRequest) (Device, error) {
 			return Device{}, fmt.Errorf("device %s on machine %s: %w", d.ID, m.Name, ErrNotFound)
 		}
 	}
-	switch d.Phase {
-	case simapi.PhaseAttached:
+	switch {
+	case d.Phase == simapi.PhaseAttached, d.Phase == simapi.PhaseAttaching && d.Failure != "":
 		return *d, nil
-	case simapi.PhaseFree:
+	case d.Phase == simapi.PhaseFree:
 		return Device{}, fmt.Errorf("device %s is not attached: %w", d.ID, ErrNotFound)
 	default:
 		return Device{}, fmt.Errorf("device %s is %s: %w", d.ID, d.Phase, ErrBusy)
@@ -428,7 +441,13 @@ func (c *Core) finishDetach(op *operation, judged bool) error {
 	}
 	c.mu.Lock()
 	outcome := "was gone already"
-	if d.Phase == simapi.PhaseDetaching && d.Machine == op.Machine {
+	switch {
+	case d.Phase != simapi.PhaseDetaching || d.Machine != op.Machine:
+	case op.Kept && d.FailDetach != "":
+		d.Failure, d.FailDetach = d.FailDetach, ""
+		c.setPhaseLocked(d, simapi.PhaseAttached)
+		outcome = "failed: " + d.Failure
+	default:
 		if !judged {
 			c.judgeDetachLocked(d, holders, "when the fabric took it away")
 		}

@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -22,6 +23,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/cm"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/config"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/control"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/core"
@@ -196,9 +198,7 @@ func (s *Simulator) Run(ctx context.Context) error {
 		g.Go(func() error { return s.roots[m.Name].Watch(ctx) })
 		s.sync(ctx, m.Name)
 	}
-	faces := http.NewServeMux()
-	faces.Handle("/id_manager/", s.faults.Wrap("idm", s.tokens.Handler()))
-	faces.Handle("/", s.faults.Wrap("fm", fm.New(s.core, s.tokens, s.cfg).Handler()))
+	faces := s.faces()
 	api := &control.API{Core: s.core, Faults: s.faults, Tokens: s.tokens, Ready: s.serving.Load, HostRoot: s.hostRoot}
 	for _, server := range []struct {
 		l net.Listener
@@ -212,6 +212,24 @@ func (s *Simulator) Run(ctx context.Context) error {
 		<-ctx.Done()
 	}
 	return errors.Join(err, s.stop(g))
+}
+
+// faces serves the managers that the configuration names, and the id_manager that they share.
+func (s *Simulator) faces() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("/id_manager/", s.faults.Wrap("idm", s.tokens.Handler()))
+	for _, face := range []struct {
+		name, path string
+		handler    http.Handler
+	}{
+		{config.FaceFM, "/fabric_manager/", fm.New(s.core, s.tokens, s.cfg).Handler()},
+		{config.FaceCM, "/cluster_manager/", cm.New(s.core, s.tokens, s.cfg, s.clk).Handler()},
+	} {
+		if slices.Contains(s.cfg.Faces, face.name) {
+			mux.Handle(face.path, s.faults.Wrap(face.name, face.handler))
+		}
+	}
+	return mux
 }
 
 func (s *Simulator) stop(g *errgroup.Group) error {
