@@ -17,8 +17,6 @@ import (
 
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-agent/internal/config"
 	"github.com/cohdi/cohdi-agent/internal/device"
-	"github.com/cohdi/cohdi-agent/internal/fabric"
-	"github.com/cohdi/cohdi-agent/internal/fabric/fm"
 	"github.com/cohdi/cohdi-agent/internal/metrics"
 	"github.com/cohdi/cohdi-agent/internal/node"
 	"github.com/cohdi/cohdi-agent/internal/nodestatus"
@@ -63,27 +61,15 @@ type membership struct {
 // notInFabric is why a node is in no fabric when every manager that could have it was asked.
 const notInFabric = "NotInFabric"
 
-// exclusion is what the configuration says of how many calls a manager takes at once.
-func exclusion(f *config.Fabric) fabric.Exclusion {
-	if f.Exclusion == config.ExclusionNone {
-		return fabric.ExclusionNone
-	}
-	return fabric.ExclusionMachine
-}
-
 func newMembership(a *agent, cfg config.Config) (*membership, error) {
 	m := &membership{a: a, cfg: cfg, managers: map[device.FabricID]*manager{}, look: make(chan struct{}, 1)}
 	m.own = newOwnPool(m)
 	for i := range cfg.Fabrics {
 		f := &cfg.Fabrics[i]
-		client, err := fm.New(fm.Config{
-			Exclusion: exclusion(f),
-			Endpoint:  f.Endpoint, Tenant: f.Tenant, FabricID: f.ManagerFabric, Credentials: f.Credentials, UpdateTimeout: f.CallTimeout, Clock: a.clock,
-			Observe: func(op string, status int, took time.Duration) {
-				if op == "login" {
-					a.metrics.Requested(f.ID, "Login", took, loginFault(status))
-				}
-			},
+		client, err := newClient(f, a.clock, func(op string, status int, took time.Duration) {
+			if op == "login" {
+				a.metrics.Requested(f.ID, "Login", took, loginFault(status))
+			}
 		})
 		if err != nil {
 			return nil, usageError{fmt.Errorf("fabric %s: %w", f.ID, err)}

@@ -14,8 +14,13 @@ const (
 	Kind       = "Config"
 )
 
-// ManagerFM is the manager of a fabric that speaks the FTI Fabric Manager's API.
-const ManagerFM = "fm"
+// The kinds of managers that a fabric may have.
+const (
+	// ManagerFM speaks the API of FTI's Fabric Manager.
+	ManagerFM = "fm"
+	// ManagerCM speaks the API of FTI's Cluster Manager, with a Fabric Manager beside it that counts what is free.
+	ManagerCM = "cm"
+)
 
 // How many changing calls a manager takes for one machine at a time: one, or several.
 const (
@@ -52,6 +57,8 @@ type Fabric struct {
 	// Endpoint is the manager's https URL without a path.
 	Endpoint string
 	Tenant   string
+	// Cluster is the UUID that a Cluster Manager has for the cluster; empty with any other manager.
+	Cluster string
 	// ManagerFabric is the manager's own number of the fabric.
 	ManagerFabric int
 	// Credentials is the directory where the fabric's Secret is mounted.

@@ -37,8 +37,8 @@ const (
 // admission policies take apart.
 var fabricID = regexp.MustCompile(`^[a-z0-9]{1,20}$`)
 
-// uuid is the form of a tenant's name at a manager: a UUID, in any case.
-var uuid = regexp.MustCompile(`^(?i)[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
+// uuidForm is the form of a tenant's or cluster's name at a manager: a UUID, in any case.
+var uuidForm = regexp.MustCompile(`^(?i)[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
 
 // syntax is how the parser words a fault of the YAML itself.
 var syntax = regexp.MustCompile(`^yaml: (?:unmarshal errors:\n\s*)?line (\d+): (?s:(.*))$`)
@@ -175,19 +175,38 @@ func (r *reader) fabrics(f field) []Fabric {
 	return all
 }
 
+// ownFields are those that only one kind of manager has; it needs them all.
+var ownFields = map[string][]string{ManagerCM: {"cluster"}}
+
+// own checks the fields of one kind of manager; at is where they stand.
+func (r *reader) own(f field, manager string, at map[string]field) {
+	for _, kind := range slices.Sorted(maps.Keys(ownFields)) {
+		for _, name := range ownFields[kind] {
+			where, present := at[name]
+			switch {
+			case manager == kind && !present:
+				r.say(f, "the field %s is missing, which manager: %s needs", name, kind)
+			case manager != kind && manager != "" && present:
+				r.say(where, "is a field of manager: %s alone", kind)
+			}
+		}
+	}
+}
+
 // fabric also returns where the id stands.
 func (r *reader) fabric(f field) (Fabric, field) {
 	fabric := Fabric{Exclusion: ExclusionMachine, CallTimeout: defaultCallTimeout, Settle: defaultSettle}
-	at := f
+	at, exclusion, own := f, f, map[string]field{}
 	present := r.object(f, map[string]func(field){
 		"id":            func(f field) { at = f; fabric.ID = r.fabricID(f) },
-		"manager":       func(f field) { word(r, f, &fabric.Manager, ManagerFM) },
+		"manager":       func(f field) { word(r, f, &fabric.Manager, ManagerFM, ManagerCM) },
 		"endpoint":      func(f field) { fabric.Endpoint = r.endpoint(f) },
-		"tenant":        func(f field) { fabric.Tenant = r.tenant(f) },
+		"tenant":        func(f field) { fabric.Tenant = r.uuid(f, "the tenant's UUID at the manager") },
+		"cluster":       func(f field) { own["cluster"] = f; fabric.Cluster = r.uuid(f, "the cluster's UUID at the manager") },
 		"managerFabric": func(f field) { r.number(f, &fabric.ManagerFabric, 0, 1<<31-1) },
 		"credentials":   func(f field) { fabric.Credentials = r.directory(f) },
 		"callTimeout":   func(f field) { r.duration(f, &fabric.CallTimeout, time.Second, time.Hour) },
-		"exclusion":     func(f field) { word(r, f, &fabric.Exclusion, ExclusionMachine, ExclusionNone) },
+		"exclusion":     func(f field) { exclusion = f; word(r, f, &fabric.Exclusion, ExclusionMachine, ExclusionNone) },
 		"settle":        func(f field) { r.duration(f, &fabric.Settle, time.Second, time.Hour) },
 		"nodeSelector":  func(f field) { fabric.NodeSelector = r.nodeSelector(f) },
 		"slotsPerNode":  func(f field) { r.number(f, &fabric.SlotsPerNode, 1, 1024) },
@@ -195,6 +214,10 @@ func (r *reader) fabric(f field) (Fabric, field) {
 		"models":        func(f field) { fabric.Models = r.models(f) },
 	})
 	r.require(f, present, "id", "manager", "endpoint", "tenant", "models")
+	r.own(f, fabric.Manager, own)
+	if fabric.Manager == ManagerCM && fabric.Exclusion == ExclusionNone {
+		r.say(exclusion, "is %q, which manager: %s cannot do: it is told how many devices a machine is to have in all", ExclusionNone, ManagerCM)
+	}
 	if !present["credentials"] {
 		fabric.Credentials = fabricsDir + string(fabric.ID)
 	}
@@ -230,10 +253,9 @@ func (r *reader) endpoint(f field) string {
 	return strings.TrimRight(text, "/")
 }
 
-func (r *reader) tenant(f field) string {
-	const want = "the tenant's UUID at the manager"
+func (r *reader) uuid(f field, want string) string {
 	text, ok := r.text(f, want)
-	if ok && !uuid.MatchString(text) {
+	if ok && !uuidForm.MatchString(text) {
 		r.kind(f, want)
 	}
 	return text

@@ -100,6 +100,30 @@ func TestParseFillsDefaults(t *testing.T) {
 	}
 }
 
+// TestParseCM: a fabric with a Cluster Manager.
+func TestParseCM(t *testing.T) {
+	got, err := Parse([]byte(head+`fabrics:
+- id: lab
+  manager: cm
+  endpoint: https://cm
+  tenant: 3b5d7a52-0000-4000-8000-000000000001
+  cluster: 3B5D7A52-0000-4000-8000-0000000000C1
+  models: [{name: a100, fabricModel: A}]
+`), "config.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := defaults()
+	want.Fabrics = []Fabric{{
+		ID: "lab", Manager: ManagerCM, Endpoint: "https://cm", Tenant: "3b5d7a52-0000-4000-8000-000000000001",
+		Cluster: "3B5D7A52-0000-4000-8000-0000000000C1", Credentials: "/etc/cohdi-agent/fabrics/lab",
+		CallTimeout: 3 * time.Minute, Exclusion: ExclusionMachine, Settle: time.Minute, Models: []Model{{Name: "a100", FabricModel: "A"}},
+	}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("config (-want +got):\n%s", diff)
+	}
+}
+
 // TestParseLimits: what says how many devices go where.
 func TestParseLimits(t *testing.T) {
 	got, err := Parse([]byte(head+`fabrics:
@@ -158,7 +182,11 @@ func TestParseErrors(t *testing.T) {
 		{"null", "managerFabric: 3", "managerFabric:", "c.yaml:8: fabrics[0].managerFabric: is empty, must be a whole number from 0 to 2147483647; leave the field out for its default"},
 		{"id with a dash", `id: "0"`, "id: rack-1", `c.yaml:4: fabrics[0].id: is "rack-1", must be 1 to 20 lower-case letters and digits`},
 		{"id too long", `id: "0"`, "id: abcdefghijklmnopqrstu", `c.yaml:4: fabrics[0].id: is "abcdefghijklmnopqrstu", must be 1 to 20 lower-case letters and digits`},
-		{"manager", "manager: fm", "manager: xx", `c.yaml:5: fabrics[0].manager: is "xx", must be "fm"`},
+		{"manager", "manager: fm", "manager: xx", `c.yaml:5: fabrics[0].manager: is "xx", must be "fm" or "cm"`},
+		{"no cluster", "manager: fm", "manager: cm", "c.yaml:4: fabrics[0]: the field cluster is missing, which manager: cm needs"},
+		{"cluster of another manager", "managerFabric: 3", "cluster: 3b5d7a52-0000-4000-8000-0000000000c1", "c.yaml:8: fabrics[0].cluster: is a field of manager: cm alone"},
+		{"cluster's name", "managerFabric: 3", "cluster: lab", `c.yaml:8: fabrics[0].cluster: is "lab", must be the cluster's UUID at the manager`},
+		{"side by side with totals", "manager: fm\n", "manager: cm\n  cluster: 3b5d7a52-0000-4000-8000-0000000000c1\n  exclusion: none\n", `c.yaml:7: fabrics[0].exclusion: is "none", which manager: cm cannot do`},
 		{"plain http", "https://fm.example.com:8443/", "http://fm", `c.yaml:6: fabrics[0].endpoint: is "http://fm", must be an https URL of the form https://host[:port]`},
 		{"endpoint with path", "https://fm.example.com:8443/", "https://fm/api", `c.yaml:6: fabrics[0].endpoint: is "https://fm/api", must be an https URL of the form https://host[:port]`},
 		{"password in endpoint", "https://fm.example.com:8443/", "https://u:secret@fm", "c.yaml:6: fabrics[0].endpoint: holds a user name; credentials belong into the Secret cohdi-fabric-<id>, the endpoint is an https URL of the form https://host[:port]"},

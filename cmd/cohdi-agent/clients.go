@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-agent/internal/config"
+	"github.com/cohdi/cohdi-agent/internal/fabric"
+	"github.com/cohdi/cohdi-agent/internal/fabric/cm"
+	"github.com/cohdi/cohdi-agent/internal/fabric/fm"
+)
+
+// observe is told of each request to a manager: the client's word for it, the HTTP status, and how long it took.
+type observe = func(operation string, status int, took time.Duration)
+
+// clients make the client of each kind of manager.
+var clients = map[string]func(f *config.Fabric, clk clock.PassiveClock, seen observe) (fabric.Manager, error){
+	config.ManagerFM: newFM,
+	config.ManagerCM: newCM,
+}
+
+// newClient makes the client of a fabric's manager; nothing is asked of it yet.
+func newClient(f *config.Fabric, clk clock.PassiveClock, seen observe) (fabric.Manager, error) {
+	newFor, known := clients[f.Manager]
+	if !known {
+		return nil, fmt.Errorf("there is no client for manager %q", f.Manager)
+	}
+	return newFor(f, clk, seen)
+}
+
+// exclusions are the configuration's words for what a manager can do; one call for a machine at a time is also what is
+// kept to where nothing is known.
+var exclusions = map[string]fabric.Exclusion{config.ExclusionMachine: fabric.ExclusionMachine, config.ExclusionNone: fabric.ExclusionNone}
+
+func newFM(f *config.Fabric, clk clock.PassiveClock, seen observe) (fabric.Manager, error) {
+	return fm.New(fm.Config{
+		Endpoint: f.Endpoint, Tenant: f.Tenant, FabricID: f.ManagerFabric, Credentials: f.Credentials,
+		Exclusion: exclusions[f.Exclusion], UpdateTimeout: f.CallTimeout, Clock: clk, Observe: seen,
+	})
+}
+
+func newCM(f *config.Fabric, clk clock.PassiveClock, seen observe) (fabric.Manager, error) {
+	return cm.New(cm.Config{
+		Endpoint: f.Endpoint, Tenant: f.Tenant, Cluster: f.Cluster, Credentials: f.Credentials,
+		FabricManager: true, FabricID: f.ManagerFabric, Clock: clk, Observe: seen,
+	})
+}

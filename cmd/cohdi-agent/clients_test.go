@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"testing"
+
+	"k8s.io/utils/clock"
+
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-agent/internal/config"
+	"github.com/cohdi/cohdi-agent/internal/fabric"
+)
+
+// TestNewClient: every kind of manager that the configuration takes has a client that does what its fields say.
+func TestNewClient(t *testing.T) {
+	given := config.Fabric{
+		Endpoint: "https://m", Tenant: "3b5d7a52-0000-4000-8000-000000000001", Cluster: "3b5d7a52-0000-4000-8000-0000000000c1",
+		Credentials: "/x", Exclusion: config.ExclusionMachine,
+	}
+	for manager, want := range map[string]fabric.Capabilities{
+		config.ManagerFM: {AddressableDetach: true, Free: fabric.FreeCount, Exclusion: fabric.ExclusionMachine, Identity: true},
+		config.ManagerCM: {AddressableDetach: true, Free: fabric.FreeCount, Exclusion: fabric.ExclusionMachine, Identity: true, Asynchronous: true, Limits: true},
+	} {
+		f := given
+		f.Manager = manager
+		m, err := newClient(&f, clock.RealClock{}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := m.Capabilities()
+		got.MaxCall, got.Settle = 0, 0
+		if got != want {
+			t.Errorf("%s: capabilities %+v, want %+v", manager, got, want)
+		}
+		if _, ok := m.(fabric.Limiter); ok != got.Limits {
+			t.Errorf("%s: it is a Limiter: %v, and says %v", manager, ok, got.Limits)
+		}
+		f.Tenant = ""
+		if m, err := newClient(&f, clock.RealClock{}, nil); err == nil {
+			t.Errorf("%s: a client %v without a tenant", manager, m)
+		}
+	}
+	if len(clients) != 2 {
+		t.Errorf("%d kinds of managers, and 2 of them have a row here", len(clients))
+	}
+	if _, err := newClient(&config.Fabric{Manager: "xx"}, clock.RealClock{}, nil); err == nil {
+		t.Error("a client for an unknown manager")
+	}
+}
