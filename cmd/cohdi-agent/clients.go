@@ -17,29 +17,32 @@ import (
 // observe is told of each request to a manager: the client's word for it, the HTTP status, and how long it took.
 type observe = func(operation string, status int, took time.Duration)
 
+// newManager makes the client of one kind of manager.
+type newManager = func(f *config.Fabric, clk clock.PassiveClock, seen observe) (fabric.Manager, error)
+
 // clients make the client of each kind of manager.
-var clients = map[string]func(f *config.Fabric, clk clock.PassiveClock, seen observe) (fabric.Manager, error){
-	config.ManagerFM: newFM,
-	config.ManagerCM: newCM,
+func clients() map[string]newManager {
+	return map[string]newManager{
+		config.ManagerFM: newFM,
+		config.ManagerCM: newCM,
+	}
 }
 
 // newClient makes the client of a fabric's manager; nothing is asked of it yet.
 func newClient(f *config.Fabric, clk clock.PassiveClock, seen observe) (fabric.Manager, error) {
-	newFor, known := clients[f.Manager]
+	newFor, known := clients()[f.Manager]
 	if !known {
 		return nil, fmt.Errorf("there is no client for manager %q", f.Manager)
 	}
 	return newFor(f, clk, seen)
 }
 
-// exclusions are the configuration's words for what a manager can do; one call for a machine at a time is also what is
-// kept to where nothing is known.
-var exclusions = map[string]fabric.Exclusion{config.ExclusionMachine: fabric.ExclusionMachine, config.ExclusionNone: fabric.ExclusionNone}
-
 func newFM(f *config.Fabric, clk clock.PassiveClock, seen observe) (fabric.Manager, error) {
+	// One call for a machine at a time is also what is kept to where nothing is known.
+	exclusion := map[string]fabric.Exclusion{config.ExclusionMachine: fabric.ExclusionMachine, config.ExclusionNone: fabric.ExclusionNone}[f.Exclusion]
 	return fm.New(fm.Config{
 		Endpoint: f.Endpoint, Tenant: f.Tenant, FabricID: f.ManagerFabric, Credentials: f.Credentials,
-		Exclusion: exclusions[f.Exclusion], UpdateTimeout: f.CallTimeout, Clock: clk, Observe: seen,
+		Exclusion: exclusion, UpdateTimeout: f.CallTimeout, Clock: clk, Observe: seen,
 	})
 }
 

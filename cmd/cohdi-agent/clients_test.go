@@ -40,8 +40,8 @@ func TestNewClient(t *testing.T) {
 			t.Errorf("%s: a client %v without a tenant", manager, m)
 		}
 	}
-	if len(clients) != 2 {
-		t.Errorf("%d kinds of managers, and 2 of them have a row here", len(clients))
+	if n := len(clients()); n != 2 {
+		t.Errorf("%d kinds of managers, and 2 of them have a row here", n)
 	}
 	if _, err := newClient(&config.Fabric{Manager: "xx"}, clock.RealClock{}, nil); err == nil {
 		t.Error("a client for an unknown manager")

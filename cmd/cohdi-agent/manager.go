@@ -101,9 +101,9 @@ func (m managerOfNode) ListAttached(ctx context.Context, machine device.Machine)
 	return list, err
 }
 
-func (m managerOfNode) Attach(ctx context.Context, machine device.Machine, model string) error {
+func (m managerOfNode) Attach(ctx context.Context, machine device.Machine, model string, before []string) error {
 	return m.time("Attach", func() error {
-		op, err := m.Manager.Attach(ctx, fabric.Intent{Machine: machine, Model: model})
+		op, err := m.Manager.Attach(ctx, fabric.Intent{Machine: machine, Model: model, Before: before})
 		if err != nil {
 			return err
 		}

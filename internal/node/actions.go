@@ -4,6 +4,8 @@ package node
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/cohdi/cohdi-agent/internal/attach"
@@ -44,6 +46,18 @@ func (l *Loop) ended(lease device.Lease, k attach.Kind, began, at time.Time, err
 	}
 }
 
+// before are the devices that the machine had when it was decided to ask for one more: those of other units, and
+// those that nobody had.
+func (l *Loop) before(lease device.Lease) []string {
+	all := l.cfg.Leases.List()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	ids := slices.AppendSeq([]string{}, maps.Keys(l.claimed(lease, all)))
+	ids = append(ids, lease.SetBefore...)
+	slices.Sort(ids)
+	return ids
+}
+
 // act does what was decided for the unit.
 func (l *Loop) act(ctx context.Context, lease device.Lease, d attach.Decision) error {
 	k := d.Kind
@@ -63,7 +77,7 @@ func (l *Loop) act(ctx context.Context, lease device.Lease, d attach.Decision) e
 	case attach.ListFabric:
 		return l.list(ctx)
 	case attach.SendAttach:
-		return l.cfg.Manager.Attach(ctx, l.cfg.Machine, l.cfg.Model(lease.Model))
+		return l.cfg.Manager.Attach(ctx, l.cfg.Machine, l.cfg.Model(lease.Model), l.before(lease))
 	case attach.SendDetach:
 		return l.cfg.Manager.Detach(ctx, l.cfg.Machine, lease.FabricDevice, l.cfg.Model(lease.Model))
 	case attach.Store, attach.StoreIntent:

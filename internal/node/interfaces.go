@@ -24,8 +24,9 @@ type Leases interface {
 // one of unknown outcome.
 type Fabric interface {
 	ListAttached(ctx context.Context, m device.Machine) ([]device.OnFabric, error)
-	// Attach asks for one more device of the model and returns when the manager says it is done.
-	Attach(ctx context.Context, m device.Machine, fabricModel string) error
+	// Attach asks for one more device of the model and returns when the manager says it is done. before are the
+	// fabric's devices that the machine had when that was decided: one more than these is all that is wanted.
+	Attach(ctx context.Context, m device.Machine, fabricModel string, before []string) error
 	// Detach asks to take the device away and returns when the manager says it is done.
 	Detach(ctx context.Context, m device.Machine, fabricDevice, fabricModel string) error
 }

@@ -82,6 +82,23 @@ func TestRelease(t *testing.T) {
 	r.innocent(t)
 }
 
+// TestAttachSaysWhatWasThere: a manager that is told totals gets the devices of other units and those of nobody.
+func TestAttachSaysWhatWasThere(t *testing.T) {
+	r, l := attachedUnit(t)
+	mine := r.lease(unit0).FabricDevice
+	r.chassis = append(r.chassis, &gpu{id: "foreign", uuid: "GPU-foreign", attached: true})
+	r.clock.Step(time.Minute)
+	r.assign(unit1, "c2")
+	r.settle(t, l)
+	if r.lease(unit1).Phase != device.Attached {
+		t.Fatalf("lease = %+v", r.lease(unit1))
+	}
+	if diff := cmp.Diff([][]string{{}, {mine, "foreign"}}, r.asked); diff != "" {
+		t.Errorf("what the machine had before each attach (-want +got):\n%s", diff)
+	}
+	r.innocent(t)
+}
+
 func TestAttachOutcomes(t *testing.T) {
 	for _, tc := range []struct {
 		name     string

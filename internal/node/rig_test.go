@@ -87,9 +87,10 @@ type rig struct {
 	known    bool
 	open     map[device.PCIAddress][]string
 
-	calls   []string // changing calls to the manager
-	acted   []string // ended actions
-	story   []string // the same with their units
+	calls   []string   // changing calls to the manager
+	asked   [][]string // what the machine had before, by what the attaches said
+	acted   []string   // ended actions
+	story   []string   // the same with their units
 	crimes  []string
 	ops     int // operations so far, and where this process dies
 	dieAt   int
@@ -254,9 +255,10 @@ func (r *rig) answerNext(call string, effect func() error) error {
 	})
 }
 
-func (r *rig) Attach(_ context.Context, m device.Machine, model string) error {
+func (r *rig) Attach(_ context.Context, m device.Machine, model string, before []string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.asked = append(r.asked, before)
 	if m != thisMachine || model != fabricModel {
 		r.crimes = append(r.crimes, fmt.Sprintf("attach of %q to machine %q", model, m))
 	}

@@ -142,7 +142,7 @@ func (m manager) ListAttached(ctx context.Context, machine device.Machine) ([]de
 	})
 }
 
-func (m manager) Attach(ctx context.Context, machine device.Machine, model string) error {
+func (m manager) Attach(ctx context.Context, machine device.Machine, model string, _ []string) error {
 	op := "attach one " + model + " to " + m.p.node
 	m.p.s.ask(m.p.name+" before", func() { m.p.s.asked(m.p, machine) })
 	_, err := invoke(ctx, m.p, fabricCall("attach "+m.p.node, op, 2*time.Second, 12*time.Second), func() (struct{}, error) {

@@ -175,20 +175,17 @@ func (r *reader) fabrics(f field) []Fabric {
 	return all
 }
 
-// ownFields are those that only one kind of manager has; it needs them all.
-var ownFields = map[string][]string{ManagerCM: {"cluster"}}
-
-// own checks the fields of one kind of manager; at is where they stand.
+// own checks the fields that only one kind of manager has, and needs; at is where they stand.
 func (r *reader) own(f field, manager string, at map[string]field) {
-	for _, kind := range slices.Sorted(maps.Keys(ownFields)) {
-		for _, name := range ownFields[kind] {
-			where, present := at[name]
-			switch {
-			case manager == kind && !present:
-				r.say(f, "the field %s is missing, which manager: %s needs", name, kind)
-			case manager != kind && manager != "" && present:
-				r.say(where, "is a field of manager: %s alone", kind)
-			}
+	for _, o := range []struct{ kind, name string }{
+		{ManagerCM, "cluster"},
+	} {
+		where, present := at[o.name]
+		switch {
+		case manager == o.kind && !present:
+			r.say(f, "the field %s is missing, which manager: %s needs", o.name, o.kind)
+		case manager != o.kind && manager != "" && present:
+			r.say(where, "is a field of manager: %s alone", o.kind)
 		}
 	}
 }

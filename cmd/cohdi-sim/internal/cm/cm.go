@@ -15,6 +15,7 @@ import (
 
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/config"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/core"
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/fault"
 )
 
 const (
@@ -156,22 +157,8 @@ func (f *Face) resize(w http.ResponseWriter, r *http.Request) {
 		f.refuse(w, http.StatusBadRequest, err.Error())
 		return
 	}
-	err = f.core.Exclusively(r.Context(), v.Name, func() (<-chan struct{}, error) {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		now, err := f.core.Machine(v.Name)
-		if err != nil {
-			return nil, err
-		}
-		model, known := f.modelOf(now.Fabric, c.Spec)
-		switch {
-		case !known:
-			return nil, refusal{http.StatusNotFound, "no such spec"}
-		case isRemoval:
-			return f.remove(&now, model, c)
-		}
-		return f.increase(r.Context(), &now, model, *c.Count)
-	})
+	limit := fault.Limit(r.Context())
+	err = f.core.Exclusively(r.Context(), v.Name, func() (<-chan struct{}, error) { return f.begin(v.Name, c, isRemoval, limit) })
 	if err != nil {
 		f.fail(w, err)
 		return
@@ -185,6 +172,24 @@ func (f *Face) resize(w http.ResponseWriter, r *http.Request) {
 	default:
 		reply(w, map[string]string{"status": "success"})
 	}
+}
+
+// begin changes what the machine is to have, from how it stands now. limit is how many devices really come.
+func (f *Face) begin(name string, c change, isRemoval bool, limit int) (<-chan struct{}, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	v, err := f.core.Machine(name)
+	if err != nil {
+		return nil, err
+	}
+	model, known := f.modelOf(v.Fabric, c.Spec)
+	switch {
+	case !known:
+		return nil, refusal{http.StatusNotFound, "no such spec"}
+	case isRemoval:
+		return f.remove(&v, model, c)
+	}
+	return f.increase(&v, model, *c.Count, limit)
 }
 
 // refusal is an answer other than 2xx.

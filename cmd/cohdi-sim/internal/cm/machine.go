@@ -3,14 +3,12 @@
 package cm
 
 import (
-	"context"
 	"fmt"
 	"net/http"
 	"slices"
 	"time"
 
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/core"
-	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/fault"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/simapi"
 )
 
@@ -179,14 +177,14 @@ func (f *Face) tidy(v *core.MachineView) error {
 }
 
 // increase makes the machine have total devices of the model, if it has fewer.
-func (f *Face) increase(ctx context.Context, v *core.MachineView, model string, total int) (<-chan struct{}, error) {
+func (f *Face) increase(v *core.MachineView, model string, total, limit int) (<-chan struct{}, error) {
 	p := f.core.Policies().CM
 	s := f.stand(v, model)
 	// What never came takes no place.
-	if limit := f.cfg.CM.Limits[model].Max; limit != nil && total-s.uncounted(p.Count) > *limit {
+	if most := f.cfg.CM.Limits[model].Max; most != nil && total-s.uncounted(p.Count) > *most {
 		switch p.Above {
 		case "clamp":
-			total = *limit + s.uncounted(p.Count)
+			total = *most + s.uncounted(p.Count)
 		case "409":
 			return nil, refusal{http.StatusConflict, "more than max_resspec_count"}
 		default:
@@ -216,7 +214,7 @@ func (f *Face) increase(ctx context.Context, v *core.MachineView, model string, 
 		return nil, nil //nolint:nilnil // nothing begins
 	}
 	return f.core.BeginAttach(core.AttachRequest{
-		Machine: v.Name, Specs: []core.Spec{{Model: model, Count: more - short}}, Caller: caller, Limit: fault.Limit(ctx),
+		Machine: v.Name, Specs: []core.Spec{{Model: model, Count: more - short}}, Caller: caller, Limit: limit,
 	})
 }
 

@@ -84,6 +84,7 @@ func wantFault(t *testing.T, err error, class device.FaultClass) *device.Fault {
 // TestAnotherProcessGoesOn: the agent that asked has gone; what it stored is enough.
 func TestAnotherProcessGoesOn(t *testing.T) {
 	sights(t, func(t *testing.T, h *hands) {
+		t.Helper()
 		op, err := h.client().Attach(t.Context(), attachA())
 		if err != nil || op.State != fabric.Pending {
 			t.Fatalf("attach = %+v, %v, want one that is pending", op, err)
@@ -111,6 +112,7 @@ func TestAttach_lostAnswerBringsOne(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		t.Run(fmt.Sprintf("late_%v", late), func(t *testing.T) {
 			sights(t, func(t *testing.T, h *hands) {
+				t.Helper()
 				if _, err := h.client().Free(t.Context(), []string{fabrictest.ModelA}); err != nil {
 					t.Fatal(err)
 				}
@@ -122,7 +124,7 @@ func TestAttach_lostAnswerBringsOne(t *testing.T) {
 				} else if h.core.Policies().CM.Progress == "absent" && h.core.Policies().CM.Count == "atComplete" {
 					// Nothing at all shows: asking for the same total again must be harmless, and this manager would not
 					// answer a second call while the first is at work.
-					if err := h.core.SetPolicies(simapi.Policies{Serialization: "none"}); err != nil {
+					if err = h.core.SetPolicies(simapi.Policies{Serialization: "none"}); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -145,6 +147,7 @@ func TestAttach_lostAnswerBringsOne(t *testing.T) {
 // TestDetach_lostAnswer: the same for a detach.
 func TestDetach_lostAnswer(t *testing.T) {
 	sights(t, func(t *testing.T, h *hands) {
+		t.Helper()
 		m := h.client()
 		op, err := m.Attach(t.Context(), attachA())
 		if err == nil {
@@ -214,6 +217,7 @@ func TestAttach_processedTwice(t *testing.T) {
 // TestAttach_deviceFails: the device stays on the machine and says so, until it is given back.
 func TestAttach_deviceFails(t *testing.T) {
 	sights(t, func(t *testing.T, h *hands) {
+		t.Helper()
 		reason := "hot-plug timed out"
 		if err := h.core.ChangeDevice("a-0", simapi.DeviceChange{FailAttach: &reason}); err != nil {
 			t.Fatal(err)
@@ -259,6 +263,7 @@ func TestAttach_deviceFails(t *testing.T) {
 // TestDetach_fails: the device is where it was, and the next try does it.
 func TestDetach_fails(t *testing.T) {
 	sights(t, func(t *testing.T, h *hands) {
+		t.Helper()
 		m := h.client()
 		op, err := m.Attach(t.Context(), attachA())
 		if err == nil {
@@ -268,7 +273,7 @@ func TestDetach_fails(t *testing.T) {
 			t.Fatal(err)
 		}
 		reason := "device busy"
-		if err := h.core.ChangeDevice("a-0", simapi.DeviceChange{FailDetach: &reason}); err != nil {
+		if err = h.core.ChangeDevice("a-0", simapi.DeviceChange{FailDetach: &reason}); err != nil {
 			t.Fatal(err)
 		}
 		in := fabric.Intent{Machine: one, Model: fabrictest.ModelA, Device: op.Devices[0].ID}
@@ -364,7 +369,7 @@ func TestIdentities(t *testing.T) {
 		t.Fatal(err)
 	}
 	first, second := v.Listed[0], v.Listed[1]
-	if err := h.core.ChangeDevice(second.ID, simapi.DeviceChange{FabricSerial: &first.UUID}); err != nil {
+	if err = h.core.ChangeDevice(second.ID, simapi.DeviceChange{FabricSerial: &first.UUID}); err != nil {
 		t.Fatal(err)
 	}
 	listed, _ := m.ListAttached(t.Context(), []device.Machine{one})
@@ -374,7 +379,7 @@ func TestIdentities(t *testing.T) {
 	_, err = m.Detach(t.Context(), fabric.Intent{Machine: one, Model: fabrictest.ModelA, Device: second.ResUUID})
 	wantFault(t, err, device.FaultRejected)
 	none := ""
-	if err := h.core.ChangeDevice(second.ID, simapi.DeviceChange{FabricSerial: &none}); err != nil {
+	if err = h.core.ChangeDevice(second.ID, simapi.DeviceChange{FabricSerial: &none}); err != nil {
 		t.Fatal(err)
 	}
 	_, err = m.Detach(t.Context(), fabric.Intent{Machine: one, Model: fabrictest.ModelA, Device: second.ResUUID})
