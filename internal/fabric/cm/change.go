@@ -31,7 +31,7 @@ func (c *Client) Attach(ctx context.Context, in fabric.Intent) (fabric.Operation
 	}
 	s, ok := m.spec(in.Model)
 	if !ok {
-		return fabric.Operation{}, wrong(device.FaultUnsupported, what, "the machine has no specification for that model; it has %s", strings.Join(m.models(), ", "))
+		return fabric.Operation{}, wrong(device.FaultUnsupported, what, "the machine has no specification for that model; it has %s", fti.Tidy(strings.Join(m.models(), ", ")))
 	}
 	count, err := s.count()
 	if err != nil {
@@ -97,7 +97,7 @@ func (c *Client) Detach(ctx context.Context, in fabric.Intent) (fabric.Operation
 	case d.ID == "":
 		return fabric.Operation{}, wrong(device.FaultUnsupported, what, "the manager gives it no device_id, by which alone it takes devices away")
 	case d.shared:
-		return fabric.Operation{}, wrong(device.FaultRejected, what, "the manager gives its device_id %s to several devices: it might take another one away", d.ID)
+		return fabric.Operation{}, wrong(device.FaultRejected, what, "the manager gives its device_id %s to several devices: it might take another one away", fti.Tidy(string(d.ID)))
 	case d.spec.UUID == "":
 		return fabric.Operation{}, wrong(device.FaultUnsupported, what, "the manager gives its specification no spec_uuid")
 	case d.adding():

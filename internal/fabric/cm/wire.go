@@ -150,10 +150,11 @@ func (r *row) adding() bool { return !r.known() && strings.HasPrefix(string(r.St
 
 // said is the row's status for people.
 func (r *row) said() string {
-	if r.Reason == "" {
-		return fmt.Sprintf("the manager says %s", r.Status)
+	text := string(r.Status)
+	if r.Reason != "" {
+		text += ": " + string(r.Reason)
 	}
-	return fmt.Sprintf("the manager says %s: %s", r.Status, r.Reason)
+	return "the manager says " + fti.Tidy(text)
 }
 
 // named is a row with the name that it goes by.
@@ -232,7 +233,7 @@ func (d *named) onFabric(id device.Machine) device.OnFabric {
 	}
 	if d.shared {
 		// Matching by it would take one for the other.
-		out.HealthText = fmt.Sprintf("the manager gives %s to several devices", d.ID)
+		out.HealthText = fmt.Sprintf("the manager gives %s to several devices", fti.Tidy(string(d.ID)))
 		return out
 	}
 	// A device_id in another form is no identity that the node could match.

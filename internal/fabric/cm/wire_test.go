@@ -12,6 +12,7 @@ import (
 
 	"github.com/cohdi/cohdi-agent/internal/device"
 	"github.com/cohdi/cohdi-agent/internal/fabric"
+	"github.com/cohdi/cohdi-agent/internal/fabric/fti"
 )
 
 const id device.Machine = "00000000-0000-4000-8000-000000000001"
@@ -318,7 +319,7 @@ func FuzzDecodeMachine(f *testing.F) {
 		gpus, unnamed := m.gpus(id)
 		seen := map[string]bool{}
 		for _, g := range gpus {
-			if g.ID == "" || seen[g.ID] || g.Machine != id {
+			if g.ID == "" || seen[g.ID] || g.Machine != id || len(g.HealthText) > 2*fti.LongestText {
 				t.Errorf("listed %+v of %q", g, body)
 			}
 			seen[g.ID] = true

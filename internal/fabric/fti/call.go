@@ -59,7 +59,7 @@ func (a Reply) Silent() bool { return len(bytes.TrimSpace(a.Body)) == 0 || json.
 // Strange is the fault for an answer of success that cannot be the manager's, or cannot be read.
 func (a Reply) Strange(what string, err error) *device.Fault {
 	return &device.Fault{
-		Class: device.FaultUnknown, Op: what, Status: a.Status, Message: tidy(string(a.Body), a.secrets...), Err: err,
+		Class: device.FaultUnknown, Op: what, Status: a.Status, Message: Tidy(string(a.Body), a.secrets...), Err: err,
 	}
 }
 

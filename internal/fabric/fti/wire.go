@@ -60,7 +60,7 @@ func Model(conditions []Condition) string {
 
 // Health reads the first character of an operation status (res_op_status); the rest is not documented.
 func Health(status Text) (device.Health, string) {
-	said := fmt.Sprintf("the manager's status is %q", string(status))
+	said := fmt.Sprintf("the manager's status is %q", Tidy(string(status)))
 	switch {
 	case strings.HasPrefix(string(status), "0"):
 		return device.HealthOK, ""
@@ -88,7 +88,7 @@ type refusal struct {
 func decodeRefusal(body []byte, secrets ...string) (code, message string) {
 	var r refusal
 	if json.Unmarshal(body, &r) != nil {
-		return "", tidy(string(body), secrets...)
+		return "", Tidy(string(body), secrets...)
 	}
 	switch {
 	case r.Detail != nil:
@@ -97,23 +97,23 @@ func decodeRefusal(body []byte, secrets ...string) (code, message string) {
 		if json.Unmarshal(r.Detail.Message, &s) == nil {
 			message = s
 		}
-		return tidy(string(r.Detail.Code), secrets...), tidy(message, secrets...)
+		return Tidy(string(r.Detail.Code), secrets...), Tidy(message, secrets...)
 	case r.Error != "":
 		message = string(r.Description)
 		if message == "" {
 			message = string(r.Message)
 		}
-		return tidy(string(r.Error), secrets...), tidy(message, secrets...)
+		return Tidy(string(r.Error), secrets...), Tidy(message, secrets...)
 	}
-	return "", tidy(string(body), secrets...)
+	return "", Tidy(string(body), secrets...)
 }
 
 // LongestText is what of the manager's words is kept, in bytes.
 const LongestText = 512
 
-// tidy makes foreign text fit for one line of a condition. Secrets are hidden before anything is cut, so
+// Tidy makes foreign text fit for one line of a condition. Secrets are hidden before anything is cut, so
 // that no part of one is left.
-func tidy(s string, secrets ...string) string {
+func Tidy(s string, secrets ...string) string {
 	s = strings.ToValidUTF8(redact(s, secrets...), "?")
 	s = strings.Join(strings.FieldsFunc(s, func(r rune) bool { return r <= ' ' || r == 0x7f }), " ")
 	if len(s) > LongestText {

@@ -83,6 +83,7 @@ func policies() map[string]simapi.Policies {
 func TestFace_conformance(t *testing.T) {
 	for name, p := range policies() {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			fabrictest.Run(t, func(t *testing.T) (fabric.Manager, fabrictest.Control) {
 				t.Helper()
 				h := newHands(t, p)
