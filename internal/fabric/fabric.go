@@ -5,6 +5,7 @@ package fabric
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"time"
 
@@ -32,14 +33,18 @@ type Manager interface {
 	Free(ctx context.Context, models []string) (map[string]Supply, error)
 
 	// Attach asks once for one more device. It is not idempotent on any manager: after a fault that is not
-	// definite, list before asking again.
+	// definite, list before asking again. FaultNoCapacity and FaultUnsupported speak against the model,
+	// FaultNotFound against the machine, FaultRejected against the device, where one is named.
 	Attach(ctx context.Context, in Intent) (Operation, error)
 
 	// Detach asks once to take a device away. FaultNotFound means that the manager does not know the
 	// device, or not on this machine: list, and it is done when the list lacks it.
 	Detach(ctx context.Context, in Intent) (Operation, error)
 
-	// Poll looks at an operation. One that is not Pending any more is returned as it is.
+	// Poll looks at an operation. One that is neither Pending nor Suspended any more is returned as it is. The
+	// kind, state, intent and handle are enough, so that any process can go on with what another began; without
+	// a handle, a manager that lists its work looks for some that does what is intended. An error is about the
+	// look and says nothing of the operation, whatever its class.
 	Poll(ctx context.Context, op Operation) (Operation, error)
 
 	// Health returns nil if the manager accepts our credentials and answers.
@@ -138,7 +143,7 @@ type Operation struct {
 	// Devices are those that the manager named in its answer. It may name none, more than were asked
 	// for, or others.
 	Devices []device.OnFabric
-	// Fault is set in Failed and Suspended.
+	// Fault is set in Failed and Suspended. In Suspended it is never definite: a person may have the work go on.
 	Fault *device.Fault
 	// PollAfter is how long to wait before the next Poll.
 	PollAfter time.Duration
@@ -192,23 +197,31 @@ const (
 const minPoll = 100 * time.Millisecond
 
 // Wait polls an operation until it is Done. Failed is returned as its Fault. Suspended goes on being
-// polled: a person resumes it.
+// polled: a person resumes it. So does an operation that cannot be looked at for the moment: what was asked
+// is not undone by that, and only the end of ctx ends the wait, with an unknown outcome.
 func Wait(ctx context.Context, clk clock.WithTicker, m Manager, op Operation) (Operation, error) {
+	var why error
 	for op.State == Pending || op.State == Suspended {
 		timer := clk.NewTimer(max(op.PollAfter, minPoll))
 		select {
 		case <-ctx.Done():
 			timer.Stop()
-			return op, &device.Fault{
-				Class: device.FaultUnknown, Op: "wait for operation " + op.Handle, Err: context.Cause(ctx),
+			err := context.Cause(ctx)
+			if why != nil {
+				err = fmt.Errorf("%w; before that: %w", err, why)
 			}
+			return op, &device.Fault{Class: device.FaultUnknown, Op: "wait for operation " + op.Handle, Err: err}
 		case <-timer.C():
 		}
 		next, err := m.Poll(ctx, op)
 		if err != nil {
-			return op, err
+			why = err
+			continue
 		}
-		op = next
+		op, why = next, nil
+		if op.Fault != nil {
+			why = op.Fault
+		}
 	}
 	if op.State == Failed {
 		if op.Fault == nil {

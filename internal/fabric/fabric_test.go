@@ -19,6 +19,7 @@ type script struct {
 	Manager
 	t     *testing.T
 	polls []Operation
+	fails int // so many polls fail first
 	fault error
 }
 
@@ -27,7 +28,8 @@ func (s *script) Poll(_ context.Context, op Operation) (Operation, error) {
 	if op.Handle != "job-1" {
 		s.t.Errorf("polled for %q, want job-1", op.Handle)
 	}
-	if len(s.polls) == 0 {
+	if s.fails > 0 || len(s.polls) == 0 {
+		s.fails--
 		return op, s.fault
 	}
 	next := s.polls[0]
@@ -46,6 +48,7 @@ func TestWait(t *testing.T) {
 		name  string
 		begin Operation
 		polls []Operation
+		fails int
 		fault error
 		state OperationState
 		class device.FaultClass
@@ -57,13 +60,13 @@ func TestWait(t *testing.T) {
 		{name: "suspended, then resumed", begin: in(Pending, time.Second), polls: []Operation{in(Suspended, time.Second), in(Done, 0)}, state: Done, took: 2 * time.Second},
 		{name: "failed", begin: in(Pending, time.Second), polls: []Operation{failed}, state: Failed, class: device.FaultNoCapacity, took: time.Second},
 		{name: "failed without a reason", begin: in(Failed, 0), state: Failed, class: device.FaultUnknown},
-		{name: "poll fails", begin: in(Pending, time.Second), fault: refused, state: Pending, class: device.FaultNoCapacity, took: time.Second},
+		{name: "two polls fail", begin: in(Pending, time.Second), fails: 2, fault: refused, polls: []Operation{in(Done, 0)}, state: Done, took: 3 * time.Second},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				begun := time.Now()
-				op, err := Wait(t.Context(), clock.RealClock{}, &script{t: t, polls: tt.polls, fault: tt.fault}, tt.begin)
+				op, err := Wait(t.Context(), clock.RealClock{}, &script{t: t, polls: tt.polls, fails: tt.fails, fault: tt.fault}, tt.begin)
 				if op.State != tt.state {
 					t.Errorf("state = %s, want %s", op.State, tt.state)
 				}
@@ -77,6 +80,17 @@ func TestWait(t *testing.T) {
 			})
 		})
 	}
+	t.Run("context ends while nothing can be looked at", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			_, err := Wait(ctx, clock.RealClock{}, &script{t: t, fault: refused}, in(Pending, time.Second))
+			f, ok := errors.AsType[*device.Fault](err)
+			if !ok || f.Definite() || !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, refused) {
+				t.Errorf("error = %v, want an unknown outcome by the deadline, and why nothing was seen", err)
+			}
+		})
+	})
 	t.Run("context ends", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"slices"
 	"testing"
+	"time"
 
 	"k8s.io/utils/clock"
 
@@ -48,6 +49,11 @@ const (
 	CredentialsEnded Fate = "CredentialsEnded"
 	// Hang: no answer comes until the caller gives up; nothing is done.
 	Hang Fate = "Hang"
+	// WorkRefused: the call is taken, and the work fails: the hardware refuses it. WorkLostBefore and
+	// WorkLostAfter: the work fails since the hardware does not answer, before or after it is done.
+	WorkRefused    Fate = "WorkRefused"
+	WorkLostBefore Fate = "WorkLostBefore"
+	WorkLostAfter  Fate = "WorkLostAfter"
 )
 
 // Control is the chassis behind the manager.
@@ -72,6 +78,13 @@ type Clocked interface {
 	Clock() clock.WithTicker
 }
 
+// Open is a Control whose manager asks nobody who he is. What credentials do is not tried with it.
+type Open interface {
+	Control
+	// Open is true if there are no credentials.
+	Open() bool
+}
+
 // New makes a chassis with a manager in front of it, and a client; both end with the test.
 type New func(t *testing.T) (fabric.Manager, Control)
 
@@ -94,7 +107,10 @@ func Run(t *testing.T, newManager New) {
 		{"ListAttached/one_failing_machine_hides_no_other", (*suite).listPartly},
 		{"ListAttached/no_machine", (*suite).listNone},
 		{"Free/one_failing_model_hides_no_other", (*suite).freePartly},
+		{"Attach/one_at_a_time_for_all", (*suite).attachOneAtATime},
 		{"Poll/done_stays_done", (*suite).pollDone},
+		{"Poll/what_was_stored_is_enough", (*suite).pollStored},
+		{"Poll/without_handle", (*suite).pollLost},
 		{"Wait/returns_what_is_done", (*suite).waitDone},
 		{"Shut/nothing_left_this_machine", (*suite).shut},
 		{"RefuseLogin/is_definite", (*suite).refuseLogin},
@@ -155,7 +171,7 @@ func (s *suite) intent(m device.Machine, model string) fabric.Intent {
 	in := fabric.Intent{Machine: m, Model: model, Before: s.c.Attached(m)}
 	if s.m.Capabilities().AddressableAttach {
 		free, err := s.m.Free(s.Context(), []string{model})
-		if err != nil {
+		if err != nil && model != ModelNone {
 			s.Fatalf("free %s: %v", model, err)
 		}
 		if len(free[model].Devices) > 0 {
@@ -163,6 +179,20 @@ func (s *suite) intent(m device.Machine, model string) fabric.Intent {
 		}
 	}
 	return in
+}
+
+// soon tells whether what a manager says is right, at once or when its list has settled.
+func (s *suite) soon(right func() bool) bool {
+	s.Helper()
+	const step = 20 * time.Millisecond
+	for begun := s.clk.Now(); ; s.clk.Sleep(step) {
+		if right() {
+			return true
+		}
+		if s.clk.Since(begun) >= s.m.Capabilities().Settle {
+			return false
+		}
+	}
 }
 
 // mustAttach attaches one and returns it.
@@ -175,6 +205,7 @@ func (s *suite) mustAttach(m device.Machine, model string) string {
 	}
 	for _, id := range s.c.Attached(m) {
 		if !slices.Contains(in.Before, id) {
+			s.agree(m) // nobody goes on before
 			return id
 		}
 	}
@@ -195,12 +226,16 @@ func (s *suite) list(m device.Machine) []device.OnFabric {
 // agree checks that the list shows what the chassis has.
 func (s *suite) agree(m device.Machine) {
 	s.Helper()
-	var listed []string
-	for _, d := range s.list(m) {
-		listed = append(listed, d.ID)
-	}
-	slices.Sort(listed)
-	if want := s.c.Attached(m); !slices.Equal(listed, want) {
+	var listed, want []string
+	if !s.soon(func() bool {
+		listed = nil
+		for _, d := range s.list(m) {
+			listed = append(listed, d.ID)
+		}
+		slices.Sort(listed)
+		want = slices.Sorted(slices.Values(s.c.Attached(m)))
+		return slices.Equal(listed, want)
+	}) {
 		s.Errorf("list of machine %s = %v, the chassis has %v", m, listed, want)
 	}
 }
@@ -251,14 +286,19 @@ func (s *suite) count(model string) int {
 	return supply.Count
 }
 
+// counts checks how many of a model are said to be free.
+func (s *suite) counts(model string, want int, when string) {
+	s.Helper()
+	n := 0
+	if !s.soon(func() bool { n = s.count(model); return n == want }) {
+		s.Errorf("free %s = %d %s, want %d", model, n, when, want)
+	}
+}
+
 func (s *suite) attach() {
-	if n := s.count(ModelA); n != 2 {
-		s.Errorf("free %s = %d, want 2", ModelA, n)
-	}
+	s.counts(ModelA, 2, "at first")
 	id := s.mustAttach(MachineOne, ModelA)
-	if n := s.count(ModelA); n != 1 {
-		s.Errorf("free %s after attach = %d, want 1", ModelA, n)
-	}
+	s.counts(ModelA, 1, "after the attach")
 	listed := s.list(MachineOne)
 	if len(listed) != 1 {
 		s.Fatalf("list = %+v, want one device", listed)
@@ -290,9 +330,7 @@ func (s *suite) attachEmptyPool() {
 	_, err := s.attachNow(s.intent(MachineTwo, ModelB))
 	s.fault(err, device.FaultNoCapacity)
 	s.agree(MachineTwo)
-	if n := s.count(ModelB); n != 0 {
-		s.Errorf("free %s = %d, want 0", ModelB, n)
-	}
+	s.counts(ModelB, 0, "while the only one is attached")
 }
 
 func (s *suite) attachUnknownModel() {
@@ -320,9 +358,7 @@ func (s *suite) detach() {
 		s.Errorf("machine has %v after the detach of %s, want %s alone", got, a, b)
 	}
 	s.agree(MachineOne)
-	if n := s.count(ModelA); n != 2 {
-		s.Errorf("free %s after detach = %d, want 2", ModelA, n)
-	}
+	s.counts(ModelA, 2, "after the detach")
 }
 
 // detachAbsent: what the manager says differs; the list decides in either case.
@@ -424,6 +460,88 @@ func (s *suite) waitDone() {
 	}
 }
 
+// attachOneAtATime: where one call occupies all of the manager, another one is told so, and nothing comes of it.
+func (s *suite) attachOneAtATime() {
+	if c := s.m.Capabilities(); c.Exclusion != fabric.ExclusionGlobal || !c.Asynchronous {
+		s.Skip("this manager takes calls side by side, or makes them wait")
+	}
+	first, second := s.intent(MachineOne, ModelA), s.intent(MachineTwo, ModelB)
+	op, err := s.m.Attach(s.Context(), first)
+	if err != nil || op.State != fabric.Pending || op.Handle == "" {
+		s.Fatalf("attach = %+v, %v, want it pending with a handle", op, err)
+	}
+	other, err := s.m.Attach(s.Context(), second)
+	if err == nil {
+		// So slow a machine, that the first one is over?
+		if again, polled := s.m.Poll(s.Context(), op); polled != nil || again.State != fabric.Done {
+			s.Fatalf("a second call was taken while the first one was %+v, %v", again, polled)
+		}
+	} else {
+		s.fault(err, device.FaultBusy)
+	}
+	if _, err = fabric.Wait(s.Context(), s.clk, s.m, op); err != nil {
+		s.Fatal(err)
+	}
+	if other.State == "" {
+		if other, err = s.m.Attach(s.Context(), second); err != nil {
+			s.Fatalf("attach when the first one is over: %v", err)
+		}
+	}
+	if _, err = fabric.Wait(s.Context(), s.clk, s.m, other); err != nil {
+		s.Fatal(err)
+	}
+	if a, b := s.c.Attached(MachineOne), s.c.Attached(MachineTwo); len(a) != 1 || len(b) != 1 {
+		s.Errorf("the machines have %v and %v, want one device each", a, b)
+	}
+	s.agree(MachineOne)
+	s.agree(MachineTwo)
+}
+
+// pollStored: what a lease can keep is enough for another process.
+func (s *suite) pollStored() {
+	if !s.m.Capabilities().Asynchronous {
+		s.Skip("this manager has no pending operations")
+	}
+	in := s.intent(MachineOne, ModelA)
+	op, err := s.m.Attach(s.Context(), in)
+	if err != nil {
+		s.Fatal(err)
+	}
+	stored := fabric.Operation{
+		Kind: op.Kind, State: fabric.Pending, Handle: op.Handle, Intent: fabric.Intent{Machine: in.Machine, Model: in.Model, Device: in.Device},
+	}
+	if stored, err = fabric.Wait(s.Context(), s.clk, s.m, stored); err != nil || stored.State != fabric.Done {
+		s.Fatalf("wait for what was stored = %+v, %v, want Done", stored, err)
+	}
+	if n := len(s.c.Attached(MachineOne)); n != 1 {
+		s.Errorf("%d devices, want 1", n)
+	}
+}
+
+// pollLost: a process that died before it stored the handle finds the work by what it intended.
+func (s *suite) pollLost() {
+	if c := s.m.Capabilities(); !c.Asynchronous || !c.AddressableAttach {
+		s.Skip("this manager's work cannot be told by what is intended")
+	}
+	in := s.intent(MachineOne, ModelA)
+	lost := fabric.Operation{Kind: fabric.KindAttach, State: fabric.Pending, Intent: in}
+	_, err := s.m.Poll(s.Context(), lost)
+	s.fault(err, device.FaultUnknown)
+	if _, err = s.m.Attach(s.Context(), in); err != nil {
+		s.Fatal(err)
+	}
+	op, err := s.m.Poll(s.Context(), lost)
+	if err != nil || op.Handle == "" && op.State != fabric.Done {
+		s.Fatalf("poll = %+v, %v, want the operation with its handle", op, err)
+	}
+	if _, err = fabric.Wait(s.Context(), s.clk, s.m, op); err != nil {
+		s.Fatal(err)
+	}
+	if n := len(s.c.Attached(MachineOne)); n != 1 {
+		s.Errorf("%d devices, want 1", n)
+	}
+}
+
 func (s *suite) shut() {
 	s.mustAttach(MachineOne, ModelA) // credentials are there
 	s.c.Shut()
@@ -437,6 +555,9 @@ func (s *suite) shut() {
 }
 
 func (s *suite) refuseLogin() {
+	if o, ok := s.c.(Open); ok && o.Open() {
+		s.Skip("this manager asks for no credentials")
+	}
 	s.mustAttach(MachineOne, ModelA)
 	s.c.RefuseLogin()
 	_, err := s.m.Attach(s.Context(), fabric.Intent{Machine: MachineOne, Model: ModelA, Before: s.c.Attached(MachineOne)})
@@ -474,10 +595,22 @@ func (s *suite) contextEnds() {
 	s.fault(<-ended, device.FaultUnknown, device.FaultUnreachable)
 }
 
+// needsWork: the fate is one of the work that goes on after the call.
+func (f Fate) needsWork() bool { return f == WorkRefused || f == WorkLostBefore || f == WorkLostAfter }
+
+// meet brings the fate about, or skips the case.
+func (s *suite) meet(f Fate) {
+	s.Helper()
+	if f.needsWork() && !s.m.Capabilities().Asynchronous || !s.c.Fate(f) {
+		s.Skipf("%s cannot be done with this manager", f)
+	}
+}
+
 // fateCase is what a fate means for the caller.
 type fateCase struct {
 	fate Fate
-	// classes of the fault; none means success.
+	// classes of the fault; none means success. Where the answer was lost and the work is done, a client that
+	// finds that out may say so.
 	classes []device.FaultClass
 	effect  bool
 }
@@ -493,15 +626,16 @@ func fates() []fateCase {
 		{Truncated, unknown, true},
 		{NoWords, nil, true},
 		{CredentialsEnded, nil, true},
+		{WorkRefused, []device.FaultClass{device.FaultRejected, device.FaultNoCapacity, device.FaultConflict, device.FaultNotFound}, false},
+		{WorkLostBefore, unknown, false},
+		{WorkLostAfter, unknown, true},
 	}
 }
 
 func (s *suite) attachFate(f fateCase) {
 	s.mustAttach(MachineTwo, ModelB) // credentials and connection are there
 	in := s.intent(MachineOne, ModelA)
-	if !s.c.Fate(f.fate) {
-		s.Skipf("%s cannot be done with this manager", f.fate)
-	}
+	s.meet(f.fate)
 	_, err := s.attachNow(in)
 	want := 0
 	if f.effect {
@@ -512,9 +646,7 @@ func (s *suite) attachFate(f fateCase) {
 
 func (s *suite) detachFate(f fateCase) {
 	id := s.mustAttach(MachineOne, ModelA)
-	if !s.c.Fate(f.fate) {
-		s.Skipf("%s cannot be done with this manager", f.fate)
-	}
+	s.meet(f.fate)
 	err := s.detachNow(fabric.Intent{Machine: MachineOne, Model: ModelA, Device: id, Before: []string{id}})
 	want := 1
 	if f.effect {
@@ -528,7 +660,7 @@ func (s *suite) checkFate(f fateCase, err error, want int) {
 	if f.classes == nil && err != nil {
 		s.Errorf("error = %v, want success", err)
 	}
-	if f.classes != nil {
+	if f.classes != nil && (err != nil || !f.effect || !s.m.Capabilities().Asynchronous) {
 		s.fault(err, f.classes...)
 	}
 	if got := s.c.Attached(MachineOne); len(got) != want {
