@@ -172,6 +172,8 @@ type Timing struct {
 	DetachDelay *Duration `json:"detachDelay,omitempty"`
 	// NodeDelay passes between the end of the attach and the moment the node can see the device.
 	NodeDelay *Duration `json:"nodeDelay,omitempty"`
+	// StaleDelay is how long the inventory of a CDIM lags behind the end of a change.
+	StaleDelay *Duration `json:"staleDelay,omitempty"`
 }
 
 // Request is one entry of the request log.
@@ -194,7 +196,7 @@ type Fault struct {
 	// Name shows in the request log; one is made up where it is empty.
 	Name string `json:"name,omitempty"`
 	// Match
-	Face   string `json:"face,omitempty"`   // fm, cm or idm; empty is all
+	Face   string `json:"face,omitempty"`   // fm, cm, idm, cdim (layout-apply and configuration-manager) or hw (below CDIM); empty is all
 	Method string `json:"method,omitempty"` // empty is all
 	Path   string `json:"path,omitempty"`   // a regular expression, searched in the path
 	Body   string `json:"body,omitempty"`   // a substring of the body
@@ -322,6 +324,8 @@ type Policies struct {
 	DetachInUse string `json:"detachInUse,omitempty"`
 	// CM are those of the cluster manager alone.
 	CM CMPolicies `json:"cm,omitzero"`
+	// CDIM are those of a CDIM alone.
+	CDIM CDIMPolicies `json:"cdim,omitzero"`
 }
 
 // CMPolicies choose between the behaviours that a real cluster manager may have.
@@ -349,4 +353,15 @@ type CMPolicies struct {
 	Answer string `json:"answer,omitempty"`
 	// Refusal is the body of an error: json, html or empty.
 	Refusal string `json:"refusal,omitempty"`
+}
+
+// CDIMPolicies choose between the behaviours that a real CDIM may have.
+type CDIMPolicies struct {
+	// JobCheck, of a job: asReal (what can never run is taken, and never ends) or strict.
+	JobCheck string `json:"jobCheck,omitempty"`
+	// JobError, when the hardware refuses a part of a job: failed or suspended.
+	JobError string `json:"jobError,omitempty"`
+	// AdapterLink, between an attached device and the adapter of the product: both, typed (by its type only), eeio
+	// (by its status only) or nodeOnly (no link, only the node's id).
+	AdapterLink string `json:"adapterLink,omitempty"`
 }

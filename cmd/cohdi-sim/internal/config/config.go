@@ -55,6 +55,7 @@ type Config struct {
 	// Faces are the managers that are served, on one address and one core.
 	Faces []string `json:"faces,omitempty"`
 	CM    CM       `json:"cm,omitzero"`
+	CDIM  CDIM     `json:"cdim"`
 }
 
 // The faces that there are.
@@ -82,10 +83,20 @@ type Limits struct {
 	Max *int `json:"max,omitempty"`
 }
 
+// CDIM describes the face of a CDIM, which is served where it has an address.
+type CDIM struct {
+	// Dialect is oss or product.
+	Dialect string `json:"dialect,omitempty"`
+}
+
 // Listen are the addresses of the faces, host:port.
 type Listen struct {
 	FM      string `json:"fm"`
 	Control string `json:"control"`
+	// CDIM is the gateway of a CDIM with its Keycloak, over TLS; CDIMDirect is where both of its services listen
+	// themselves, without. Empty is not served.
+	CDIM       string `json:"cdim,omitempty"`
+	CDIMDirect string `json:"cdimDirect,omitempty"`
 }
 
 // Credentials are what the password grant must present.
@@ -214,11 +225,12 @@ func (c *Config) setDefaults() {
 		c.Faces = []string{FaceFM}
 	}
 	def(&c.Driver.NVMLVersion, "12."+c.Driver.Version)
-	for _, d := range []**simapi.Duration{&c.Timing.AttachDelay, &c.Timing.DetachDelay, &c.Timing.NodeDelay} {
+	for _, d := range []**simapi.Duration{&c.Timing.AttachDelay, &c.Timing.DetachDelay, &c.Timing.NodeDelay, &c.Timing.StaleDelay} {
 		if *d == nil {
 			*d = new(simapi.Duration)
 		}
 	}
+	def(&c.CDIM.Dialect, "oss")
 	p := &c.Policies
 	for _, o := range policyOptions(p) {
 		def(o.value, o.accepted[0])
@@ -268,6 +280,9 @@ func policyOptions(p *simapi.Policies) []option {
 		{"cm.failed", &p.CM.Failed, []string{"stay", "vanish"}},
 		{"cm.answer", &p.CM.Answer, []string{"json", "empty", "text"}},
 		{"cm.refusal", &p.CM.Refusal, []string{"json", "html", "empty"}},
+		{"cdim.jobCheck", &p.CDIM.JobCheck, []string{"asReal", "strict"}},
+		{"cdim.jobError", &p.CDIM.JobError, []string{"failed", "suspended"}},
+		{"cdim.adapterLink", &p.CDIM.AdapterLink, []string{"both", "typed", "eeio", "nodeOnly"}},
 	}
 }
 
@@ -378,6 +393,9 @@ func (c *Config) check() error {
 	}
 	if err := c.checkFaces(); err != nil {
 		return err
+	}
+	if d := c.CDIM.Dialect; d != "oss" && d != "product" {
+		return fmt.Errorf("cdim.dialect: %q is none of oss, product", d)
 	}
 	fabrics := map[int]bool{}
 	for _, f := range c.Fabrics {

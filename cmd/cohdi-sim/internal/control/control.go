@@ -32,6 +32,8 @@ type API struct {
 	// Ready tells whether all faces serve; HostRoot is the directory of a machine's host root.
 	Ready    func() bool
 	HostRoot func(machine string) string
+	// LoseWorker makes the worker of a CDIM's running job vanish; nil where no CDIM is served.
+	LoseWorker func() error
 }
 
 // Handler is the API.
@@ -53,6 +55,7 @@ func (a *API) Handler() http.Handler {
 		"POST /token":          a.token,
 		"POST /attach":         a.attach,
 		"POST /detach":         a.detach,
+		"POST /loseWorker":     a.loseWorker,
 	} {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 			out, err := h(r)
@@ -111,6 +114,13 @@ func statusOf(err error) int {
 		return http.StatusServiceUnavailable
 	}
 	return http.StatusInternalServerError
+}
+
+func (a *API) loseWorker(*http.Request) (any, error) {
+	if a.LoseWorker == nil {
+		return nil, badRequest{errors.New("no CDIM is served")}
+	}
+	return nil, a.LoseWorker()
 }
 
 func (a *API) ready(*http.Request) (any, error) {

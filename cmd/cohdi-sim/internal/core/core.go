@@ -364,7 +364,10 @@ func (c *Core) SetTiming(t simapi.Timing) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, p := range []struct{ to, from **simapi.Duration }{
-		{&c.timing.AttachDelay, &t.AttachDelay}, {&c.timing.DetachDelay, &t.DetachDelay}, {&c.timing.NodeDelay, &t.NodeDelay},
+		{&c.timing.AttachDelay, &t.AttachDelay},
+		{&c.timing.DetachDelay, &t.DetachDelay},
+		{&c.timing.NodeDelay, &t.NodeDelay},
+		{&c.timing.StaleDelay, &t.StaleDelay},
 	} {
 		if *p.from != nil {
 			*p.to = *p.from

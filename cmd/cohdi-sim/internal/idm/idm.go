@@ -15,6 +15,7 @@ import (
 	"mime"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -61,7 +62,14 @@ func newKey() []byte {
 // Handler is the face.
 func (m *Manager) Handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /id_manager/realms/{realm}/protocol/openid-connect/token", m.token)
+	mux.HandleFunc("POST /id_manager/realms/{realm}/protocol/openid-connect/token", m.token("password"))
+	return mux
+}
+
+// Keycloak is the face of a Keycloak without anything in front of it, where a service account can log in, too.
+func (m *Manager) Keycloak() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /realms/{realm}/protocol/openid-connect/token", m.token("password", "client_credentials"))
 	return mux
 }
 
@@ -86,7 +94,11 @@ func (m *Manager) SetLifetime(d time.Duration) {
 	m.lifetime = d
 }
 
-func (m *Manager) token(w http.ResponseWriter, r *http.Request) {
+func (m *Manager) token(grants ...string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) { m.login(w, r, grants) }
+}
+
+func (m *Manager) login(w http.ResponseWriter, r *http.Request, grants []string) {
 	if r.PathValue("realm") != m.realm {
 		refuse(w, http.StatusNotFound, "Realm does not exist", "")
 		return
@@ -99,7 +111,7 @@ func (m *Manager) token(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		return // the client has gone
 	}
-	status, code, text := check(string(body), m.want)
+	status, code, text := check(string(body), m.want, grants)
 	if status != http.StatusOK {
 		refuse(w, status, code, text)
 		return
@@ -108,17 +120,18 @@ func (m *Manager) token(w http.ResponseWriter, r *http.Request) {
 }
 
 // check decides on a login. The form may come from a client that does not encode at all: a literal space is legal.
-func check(body string, want config.Credentials) (status int, code, text string) {
+func check(body string, want config.Credentials, grants []string) (status int, code, text string) {
 	form, err := url.ParseQuery(body)
 	if err != nil {
 		return http.StatusBadRequest, "invalid_request", "the form cannot be read"
 	}
+	grant := form.Get("grant_type")
 	switch {
-	case form.Get("grant_type") != "password":
-		return http.StatusBadRequest, "unsupported_grant_type", "only password is"
+	case !slices.Contains(grants, grant):
+		return http.StatusBadRequest, "unsupported_grant_type", "only " + strings.Join(grants, " and ") + " is"
 	case !same(form.Get("client_id"), want.ClientID) || !same(form.Get("client_secret"), want.ClientSecret):
 		return http.StatusUnauthorized, "invalid_client", "Invalid client credentials"
-	case !same(form.Get("username"), want.Username) || !same(form.Get("password"), want.Password):
+	case grant == "password" && (!same(form.Get("username"), want.Username) || !same(form.Get("password"), want.Password)):
 		return http.StatusUnauthorized, "invalid_grant", "Invalid user credentials"
 	}
 	return http.StatusOK, "", ""

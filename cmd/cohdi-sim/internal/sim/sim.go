@@ -23,6 +23,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/cdim"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/cm"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/config"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/control"
@@ -53,9 +54,13 @@ type Simulator struct {
 	roots   map[string]*hostroot.Root
 	drivers map[string]*nvmlsock.Server
 
+	cdim *cdim.Face // nil where it is not served
+
 	fm, control net.Listener
-	serving     atomic.Bool
-	ctx         syncContext
+	// gateway and direct are CDIM's, nil where they are not served.
+	gateway, direct net.Listener
+	serving         atomic.Bool
+	ctx             syncContext
 }
 
 // syncContext hands the context of Run to the hooks of the core, which have none of their own.
@@ -103,8 +108,17 @@ func New(ctx context.Context, cfg *config.Config, clk clock.WithTicker) (*Simula
 	if s.core, err = core.New(ctx, cfg, options); err != nil {
 		return nil, err
 	}
-	if err := s.makeMachines(numbers[len(cfg.Devices):]); err != nil {
+	if err = s.makeMachines(numbers[len(cfg.Devices):]); err != nil {
 		return nil, err
+	}
+	if cfg.Listen.CDIM != "" || cfg.Listen.CDIMDirect != "" {
+		o := cdim.Options{Core: s.core, Faults: s.faults, Clock: clk, Dialect: cfg.CDIM.Dialect}
+		if !cfg.Ephemeral {
+			o.StatePath = filepath.Join(cfg.Dir, "cdim.json")
+		}
+		if s.cdim, err = cdim.New(ctx, o); err != nil {
+			return nil, err
+		}
 	}
 	return s, s.listen()
 }
@@ -173,7 +187,11 @@ func (s *Simulator) listen() error {
 		return fmt.Errorf("listen for the fabric manager's clients: %w", err)
 	}
 	// HTTP/1 only: a fault that drops a connection must drop no other request.
-	s.fm = tls.NewListener(plain, &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12})
+	secure := &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
+	s.fm = tls.NewListener(plain, secure)
+	if err = s.listenCDIM(secure); err != nil {
+		return errors.Join(err, s.fm.Close())
+	}
 	s.control, err = net.Listen("tcp", s.cfg.Listen.Control) //nolint:noctx // at start, on a local address
 	if err != nil {
 		return errors.Join(fmt.Errorf("listen for the control API: %w", err), s.fm.Close())
@@ -181,11 +199,50 @@ func (s *Simulator) listen() error {
 	return nil
 }
 
+func (s *Simulator) listenCDIM(secure *tls.Config) error {
+	for _, l := range []struct {
+		address string
+		to      *net.Listener
+	}{{s.cfg.Listen.CDIM, &s.gateway}, {s.cfg.Listen.CDIMDirect, &s.direct}} {
+		if l.address == "" {
+			continue
+		}
+		plain, err := net.Listen("tcp", l.address) //nolint:noctx // at start, on a local address
+		if err != nil {
+			return fmt.Errorf("listen for the CDIM's clients: %w", err)
+		}
+		*l.to = plain
+	}
+	if s.gateway != nil {
+		s.gateway = tls.NewListener(s.gateway, secure)
+	}
+	return nil
+}
+
+// CDIMAddress and CDIMDirectAddress are where the CDIM's gateway and its services listen, "" where they do not.
+func (s *Simulator) CDIMAddress() string { return addressOf(s.gateway) }
+
+// CDIMDirectAddress is where the CDIM's services listen.
+func (s *Simulator) CDIMDirectAddress() string { return addressOf(s.direct) }
+
+func addressOf(l net.Listener) string {
+	if l == nil {
+		return ""
+	}
+	return l.Addr().String()
+}
+
 // FMAddress and ControlAddress are where the faces listen.
 func (s *Simulator) FMAddress() string { return s.fm.Addr().String() }
 
 // ControlAddress is where the control API listens.
 func (s *Simulator) ControlAddress() string { return s.control.Addr().String() }
+
+// server is a face on a listener.
+type server struct {
+	l net.Listener
+	h http.Handler
+}
 
 // Run serves until ctx ends.
 func (s *Simulator) Run(ctx context.Context) error {
@@ -200,15 +257,26 @@ func (s *Simulator) Run(ctx context.Context) error {
 	}
 	faces := s.faces()
 	api := &control.API{Core: s.core, Faults: s.faults, Tokens: s.tokens, Ready: s.serving.Load, HostRoot: s.hostRoot}
-	for _, server := range []struct {
-		l net.Listener
-		h http.Handler
-	}{{s.fm, faces}, {s.control, api.Handler()}} {
+	if s.cdim != nil {
+		api.LoseWorker = s.cdim.LoseWorker
+	}
+	servers := []server{{s.fm, faces}, {s.control, api.Handler()}}
+	if s.gateway != nil {
+		front := http.NewServeMux()
+		front.Handle("/realms/", s.faults.Wrap("idm", s.tokens.Keycloak()))
+		front.Handle("/", s.faults.Wrap("cdim", s.cdim.Gateway(s.tokens)))
+		servers = append(servers, server{s.gateway, front})
+	}
+	if s.direct != nil {
+		servers = append(servers, server{s.direct, s.faults.Wrap("cdim", s.cdim.Handler())})
+	}
+	for _, server := range servers {
 		g.Go(func() error { return serve(ctx, server.l, server.h) })
 	}
 	err := s.setReady(true)
 	if err == nil {
-		klog.FromContext(ctx).Info("Serving", "fm", s.FMAddress(), "control", s.ControlAddress(), "dir", s.cfg.Dir)
+		klog.FromContext(ctx).Info("Serving", "fm", s.FMAddress(), "cdim", s.CDIMAddress(), "cdimDirect", s.CDIMDirectAddress(),
+			"control", s.ControlAddress(), "dir", s.cfg.Dir)
 		<-ctx.Done()
 	}
 	return errors.Join(err, s.stop(g))
@@ -234,7 +302,13 @@ func (s *Simulator) faces() http.Handler {
 
 func (s *Simulator) stop(g *errgroup.Group) error {
 	err := s.setReady(false)
+	if s.cdim != nil {
+		s.cdim.Stop()
+	}
 	s.core.Close()
+	if s.cdim != nil {
+		s.cdim.Close()
+	}
 	err = errors.Join(err, g.Wait())
 	for _, d := range s.drivers {
 		err = errors.Join(err, d.Close())

@@ -38,12 +38,14 @@ devices: [{id: gpu, count: 2, model: A}]
 // bench is a running simulator and a client for each of its faces.
 type bench struct {
 	*simapi.Client
-	t     *testing.T
-	dir   string
-	fm    string
-	http  *http.Client
-	token string
-	stop  func()
+	t    *testing.T
+	dir  string
+	fm   string
+	http *http.Client
+	// simulator is the running one.
+	simulator *Simulator
+	token     string
+	stop      func()
 }
 
 func start(t *testing.T, dir string) *bench {
@@ -68,7 +70,7 @@ func startChassis(t *testing.T, dir, description string) *bench {
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- s.Run(ctx) }()
-	b := &bench{Client: simapi.NewClient(s.ControlAddress()), t: t, dir: dir, fm: "https://" + s.FMAddress()}
+	b := &bench{Client: simapi.NewClient(s.ControlAddress()), t: t, dir: dir, fm: "https://" + s.FMAddress(), simulator: s}
 	stopped := false
 	b.stop = func() {
 		if stopped {

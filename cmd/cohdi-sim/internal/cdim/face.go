@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cdim
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/core"
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/fault"
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/idm"
+)
+
+const (
+	api     = "/cdim/api/v1"
+	caller  = "cdim"
+	maxBody = 1 << 20
+
+	dialectProduct = "product"
+)
+
+// Face serves both services on one core.
+type Face struct {
+	core    *core.Core
+	clk     clock.WithTicker
+	dialect string
+	path    string
+	hw      http.Handler
+	timeout time.Duration
+	log     klog.Logger
+
+	ctx  context.Context //nolint:containedctx // the life of the jobs, which outlive the requests that start them
+	stop context.CancelFunc
+	work sync.WaitGroup
+
+	mu        sync.Mutex
+	jobs      []*job // the oldest first
+	withdrawn map[string]bool
+	held      map[string]hold
+}
+
+// Options are what New needs.
+type Options struct {
+	Core   *core.Core
+	Faults *fault.Injector
+	Clock  clock.WithTicker
+	// Dialect is oss or product.
+	Dialect string
+	// StatePath is where jobs are kept; in memory only if empty.
+	StatePath string
+	// HardwareTimeout is how long a job waits for the hardware to answer; 30 s if zero.
+	HardwareTimeout time.Duration
+}
+
+// New puts the face in front of a core and takes over the jobs of a former run. It lives until Close.
+func New(ctx context.Context, o Options) (*Face, error) {
+	f := &Face{
+		core: o.Core, clk: o.Clock, dialect: o.Dialect, path: o.StatePath, timeout: o.HardwareTimeout, log: klog.FromContext(ctx),
+		withdrawn: map[string]bool{}, held: map[string]hold{},
+	}
+	if f.timeout == 0 {
+		f.timeout = defaultHardwareTimeout
+	}
+	f.ctx, f.stop = context.WithCancel(context.WithoutCancel(ctx))
+	f.hw = o.Faults.Wrap("hw", f.hardware())
+	return f, f.load()
+}
+
+// Stop ends the jobs where they stand, as a crash does.
+func (f *Face) Stop() { f.stop() }
+
+// Close stops and waits for the goroutines. What they have begun in the core ends when that is closed.
+func (f *Face) Close() {
+	f.stop()
+	f.work.Wait()
+}
+
+// Handler serves both services as they do on their own ports: whoever reaches them may do everything.
+func (f *Face) Handler() http.Handler {
+	mux := http.NewServeMux()
+	for pattern, h := range map[string]http.HandlerFunc{
+		"GET /resources":                 f.listResources,
+		"GET /resources/{id}":            f.getResource,
+		"GET /resources/available":       f.listAvailable,
+		"GET /resources/unused":          f.listUnused,
+		"PUT /resources/{id}/annotation": f.annotate,
+		"GET /nodes":                     f.listNodes,
+		"GET /nodes/{id}":                f.getNode,
+		"GET /resource-groups":           f.listGroups,
+		"POST /devices":                  f.refresh,
+		"POST /layout-apply":             f.post,
+		"GET /layout-apply":              f.list,
+		"GET /layout-apply/{id}":         f.get,
+		"PUT /layout-apply/{id}":         f.put,
+		"DELETE /layout-apply/{id}":      f.delete,
+	} {
+		for i := range pattern {
+			if pattern[i] == ' ' {
+				mux.HandleFunc(pattern[:i+1]+api+pattern[i+1:], h)
+				break
+			}
+		}
+	}
+	return mux
+}
+
+// Gateway is the front with a token: it replaces each service's prefix by the base of the service.
+func (f *Face) Gateway(tokens *idm.Manager) http.Handler {
+	mux := http.NewServeMux()
+	services := f.Handler()
+	for _, service := range []string{"configuration-manager", "layout-apply"} {
+		prefix := api + "/" + service
+		mux.Handle(prefix+"/", http.StripPrefix(prefix, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			r.URL.Path = api + r.URL.Path
+			r.URL.RawPath = ""
+			services.ServeHTTP(w, r)
+		})))
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch err := tokens.Check(r); {
+		case errors.Is(err, idm.ErrNoToken):
+			reply(w, http.StatusUnauthorized, map[string]string{"message": "Unauthorized"})
+		case err != nil:
+			reply(w, http.StatusUnauthorized, map[string]string{"exp": "token expired"})
+		default:
+			mux.ServeHTTP(w, r)
+		}
+	})
+}
+
+// saved is the state file.
+type saved struct {
+	Jobs      []jobBody       `json:"jobs"`
+	Withdrawn map[string]bool `json:"withdrawn"`
+}
+
+func (f *Face) saveLocked() error {
+	if f.path == "" {
+		return nil
+	}
+	s := saved{Withdrawn: f.withdrawn}
+	for _, j := range f.jobs {
+		s.Jobs = append(s.Jobs, j.jobBody)
+	}
+	data, err := json.Marshal(s)
+	if err != nil {
+		return fmt.Errorf("encode jobs: %w", err)
+	}
+	next := f.path + ".next"
+	if err := os.WriteFile(next, data, 0o600); err != nil {
+		return fmt.Errorf("save jobs: %w", err)
+	}
+	if err := os.Rename(next, f.path); err != nil {
+		return fmt.Errorf("save jobs: %w", err)
+	}
+	return nil
+}
+
+func (f *Face) load() error {
+	if f.path == "" {
+		return nil
+	}
+	data, err := os.ReadFile(f.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read jobs: %w", err)
+	}
+	var s saved
+	if err := json.Unmarshal(data, &s); err != nil {
+		return fmt.Errorf("read jobs %s (remove the file to start afresh): %w", f.path, err)
+	}
+	for _, body := range s.Jobs {
+		f.jobs = append(f.jobs, &job{jobBody: body, lost: body.busy()})
+	}
+	if s.Withdrawn != nil {
+		f.withdrawn = s.Withdrawn
+	}
+	return nil
+}
