@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/cohdi/cohdi-agent/internal/device"
+	"github.com/cohdi/cohdi-agent/internal/fabric/rest"
 )
 
 // Limits of what the drivers ask for, if they do not say otherwise.
@@ -21,6 +23,8 @@ const (
 	ReadTimeout = 60 * time.Second
 	// MaxBody bounds an answer.
 	MaxBody = 1 << 20
+	// RefusedPause keeps refused credentials from being tried so often that the account is locked.
+	RefusedPause = rest.RefusedPause
 )
 
 // Config says where the managers are and who we are.
@@ -39,11 +43,9 @@ type Config struct {
 
 // Client calls the managers behind one endpoint.
 type Client struct {
-	endpoint *url.URL
-	clock    clock.PassiveClock
-	observe  func(operation string, status int, took time.Duration)
-	conns    connections
-	tokens   tokens
+	endpoint string
+	rest     *rest.Client
+	tokens   *rest.Tokens
 
 	mu sync.Mutex
 	// spelling is how the managers write a machine's UUID, where it is not in lower case. Guarded by mu.
@@ -59,36 +61,45 @@ func New(cfg Config) (*Client, error) {
 	if cfg.Credentials == "" {
 		return nil, errors.New("fabric manager credentials directory is empty")
 	}
-	c := &Client{
-		endpoint: endpoint,
-		clock:    cfg.Clock,
-		observe:  cfg.Observe,
-		conns:    connections{dir: cfg.Credentials},
-		spelling: make(map[device.Machine]string),
-	}
-	if c.clock == nil {
-		c.clock = clock.RealClock{}
-	}
-	if c.observe == nil {
-		c.observe = func(string, int, time.Duration) {}
-	}
-	c.tokens = tokens{clock: c.clock, dir: cfg.Credentials, login: c.login}
+	c := &Client{endpoint: endpoint, rest: rest.NewClient(cfg.Credentials, cfg.Clock, cfg.Observe), spelling: make(map[device.Machine]string)}
+	c.tokens = rest.NewTokens(c.rest, cfg.Credentials, func(cred rest.Credentials) (rest.Grant, error) {
+		return grant(endpoint, cfg.Credentials, cred)
+	})
 	return c, nil
 }
 
+// grant is the password grant of the id_manager. Only the client secret may be missing (a public client).
+func grant(endpoint, dir string, cred rest.Credentials) (rest.Grant, error) {
+	for _, f := range []struct{ name, value string }{
+		{"username", cred.Username}, {"password", cred.Password}, {"client_id", cred.ClientID}, {"realm", cred.Realm},
+	} {
+		if f.value == "" {
+			return rest.Grant{}, fmt.Errorf("read credentials: %s is missing or is empty", filepath.Join(dir, f.name))
+		}
+	}
+	form := url.Values{
+		"client_id": {cred.ClientID}, "username": {cred.Username}, "password": {cred.Password},
+		"scope": {"openid"}, "response_type": {"id_token token"}, "grant_type": {"password"},
+	}
+	if cred.ClientSecret != "" {
+		form.Set("client_secret", cred.ClientSecret)
+	}
+	return rest.Grant{URL: endpoint + "/id_manager/realms/" + url.PathEscape(cred.Realm) + "/protocol/openid-connect/token", Form: form}, nil
+}
+
 // parseEndpoint accepts https only: the token would travel in the clear otherwise.
-func parseEndpoint(s string) (*url.URL, error) {
+func parseEndpoint(s string) (string, error) {
 	if !strings.Contains(s, "://") {
 		s = "https://" + s
 	}
 	u, err := url.Parse(s)
 	if err != nil {
-		return nil, fmt.Errorf("fabric manager endpoint: %w", err)
+		return "", fmt.Errorf("fabric manager endpoint: %w", err)
 	}
 	if u.Scheme != "https" || u.Host == "" || u.User != nil || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" {
-		return nil, fmt.Errorf("fabric manager endpoint %q is not of the form [https://]host[:port]", u.Redacted())
+		return "", fmt.Errorf("fabric manager endpoint %q is not of the form [https://]host[:port]", u.Redacted())
 	}
-	return &url.URL{Scheme: u.Scheme, Host: u.Host}, nil
+	return u.Scheme + "://" + u.Host, nil
 }
 
 // Spell remembers how the managers write a machine's UUID.
@@ -111,4 +122,4 @@ func (c *Client) Spelled(id device.Machine) string {
 }
 
 // Close drops idle connections. The managers' tokens end by themselves.
-func (c *Client) Close() { c.conns.close() }
+func (c *Client) Close() { c.rest.Close() }

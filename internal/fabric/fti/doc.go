@@ -3,7 +3,7 @@
 // Package fti is what the managers of FTI's composable infrastructure have in common: the id_manager that
 // gives out tokens, HTTPS with the operator's CA, the form of refusals, and the words for models and
 // health. It knows no manager's API; the drivers for the Fabric Manager and the Cluster Manager are built
-// on it.
+// on it, and it on package rest.
 //
 // Credentials and the CA bundle are files in a directory, as a Secret is mounted: they are read again at
 // each login and each connection, so that a rotation needs no restart. The token is kept in memory only.

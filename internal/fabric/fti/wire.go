@@ -3,38 +3,19 @@
 package fti
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"strings"
 
 	"github.com/cohdi/cohdi-agent/internal/device"
+	"github.com/cohdi/cohdi-agent/internal/fabric/rest"
 )
 
 // ResourceGPU is the managers' word for the kind of device that we handle.
 const ResourceGPU = "gpu"
 
 // Text is a JSON string that may come as a number or null.
-type Text string
-
-// UnmarshalJSON accepts any scalar.
-func (t *Text) UnmarshalJSON(b []byte) error {
-	switch {
-	case bytes.Equal(b, []byte("null")):
-		*t = ""
-	case len(b) > 0 && b[0] == '"':
-		var s string
-		if err := json.Unmarshal(b, &s); err != nil {
-			return err
-		}
-		*t = Text(s)
-	case len(b) > 0 && (b[0] == '{' || b[0] == '['):
-		return fmt.Errorf("%.20s is neither text nor number", b)
-	default:
-		*t = Text(b)
-	}
-	return nil
-}
+type Text = rest.Text
 
 // Condition is how the managers say which devices they mean.
 type Condition struct {
@@ -109,15 +90,7 @@ func decodeRefusal(body []byte, secrets ...string) (code, message string) {
 }
 
 // LongestText is what of the manager's words is kept, in bytes.
-const LongestText = 512
+const LongestText = rest.LongestText
 
-// Tidy makes foreign text fit for one line of a condition. Secrets are hidden before anything is cut, so
-// that no part of one is left.
-func Tidy(s string, secrets ...string) string {
-	s = strings.ToValidUTF8(redact(s, secrets...), "?")
-	s = strings.Join(strings.FieldsFunc(s, func(r rune) bool { return r <= ' ' || r == 0x7f }), " ")
-	if len(s) > LongestText {
-		s = strings.ToValidUTF8(s[:LongestText], "") + "…"
-	}
-	return s
-}
+// Tidy makes foreign text fit for one line of a condition. Secrets are hidden before anything is cut.
+func Tidy(s string, secrets ...string) string { return rest.Tidy(s, secrets...) }

@@ -274,6 +274,8 @@ func TestDecodeToken(t *testing.T) {
 		{name: "the token says less", body: `{"access_token":"` + jwt(`{"exp":1060,"iat":1000}`) + `","expires_in":300}`, lifetime: time.Minute},
 		{name: "the token says more", body: `{"access_token":"` + jwt(`{"exp":9000,"iat":1000}`) + `","expires_in":300}`, lifetime: 5 * time.Minute},
 		{name: "the token has fractions", body: `{"access_token":"` + jwt(`{"exp":1060.5,"iat":"1000"}`) + `"}`, lifetime: 60500 * time.Millisecond},
+		{name: "ended by the manager's clock, but not by ours", body: `{"access_token":"` + jwt(`{"exp":1000000000}`) + `","expires_in":300}`, lifetime: 5 * time.Minute},
+		{name: "negative", body: `{"access_token":"opaque","expires_in":-5}`, lifetime: defaultLifetime},
 		{name: "nonsense", body: `{"access_token":"t","expires_in":"soon"}`, lifetime: defaultLifetime},
 		{name: "endless", body: `{"access_token":"t","expires_in":1e300}`, lifetime: defaultLifetime},
 		{name: "no token", body: `{"expires_in":300}`, fails: true},
@@ -302,7 +304,7 @@ func FuzzDecodeToken(f *testing.F) {
 		}
 		code, message := decodeRefusal(body, "secret")
 		for _, s := range []string{code, message} {
-			if !utf8.ValidString(s) || len(s) > longest+4 || strings.Contains(s, "secret") && !strings.Contains(s, "<secret>") {
+			if !utf8.ValidString(s) || len(s) > LongestText+4 || strings.Contains(s, "secret") && !strings.Contains(s, "<secret>") {
 				t.Errorf("%q is not fit for a condition", s)
 			}
 		}

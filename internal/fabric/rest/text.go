@@ -7,16 +7,16 @@ import (
 	"strings"
 )
 
-// longest is what of the manager's words is kept, in bytes.
-const longest = 512
+// LongestText is what of the manager's words is kept, in bytes.
+const LongestText = 512
 
 // Tidy makes foreign text fit for one line of a condition. Secrets are hidden before anything is cut, so
 // that no part of one is left.
 func Tidy(s string, secrets ...string) string {
 	s = strings.ToValidUTF8(redact(s, secrets...), "?")
 	s = strings.Join(strings.FieldsFunc(s, func(r rune) bool { return r <= ' ' || r == 0x7f }), " ")
-	if len(s) > longest {
-		s = strings.ToValidUTF8(s[:longest], "") + "…"
+	if len(s) > LongestText {
+		s = strings.ToValidUTF8(s[:LongestText], "") + "…"
 	}
 	return s
 }

@@ -33,8 +33,8 @@ const (
 	renewMargin = 30 * time.Second
 	// defaultLifetime is for a token that does not say how long it lives.
 	defaultLifetime = time.Minute
-	// refusedPause keeps refused credentials from being tried so often that the account is locked.
-	refusedPause = 10 * time.Second
+	// RefusedPause keeps refused credentials from being tried so often that the account is locked.
+	RefusedPause = 10 * time.Second
 
 	logIn = "log in to the fabric manager"
 )
@@ -153,7 +153,7 @@ func (t *Tokens) renew(ctx context.Context) *device.Fault {
 	defer t.mu.Unlock()
 	if fault != nil {
 		if fault.Class == device.FaultUnauthorized {
-			t.refused.by, t.refused.until, t.refused.fault = c, now.Add(refusedPause), fault
+			t.refused.by, t.refused.until, t.refused.fault = c, now.Add(RefusedPause), fault
 		}
 		return fault
 	}
