@@ -160,6 +160,17 @@ func ensureNamespace(ctx context.Context, t *testing.T, admin kubernetes.Interfa
 	if _, err := admin.CoreV1().Namespaces().Create(ctx, ns, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
 		t.Fatal(err)
 	}
+	// No Pod can be created before the account that it runs by default as.
+	err := wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, 30*time.Second, true, func(ctx context.Context) (bool, error) {
+		_, err := admin.CoreV1().ServiceAccounts(namespace).Get(ctx, "default", metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return false, nil
+		}
+		return err == nil, err
+	})
+	if err != nil {
+		t.Fatalf("wait for the default ServiceAccount of %s: %v", namespace, err)
+	}
 }
 
 // agentOn returns an agent on a node that has no kubelet: a token is bound to its Pod all the same. The
