@@ -135,6 +135,34 @@ func (s specDir) write(claim types.UID, devices []preparedDevice, common cdispec
 	})
 }
 
+// specDevice is one device of a spec, as its name tells.
+type specDevice struct{ request, entry string }
+
+// claims reads which devices each claim's spec is for. A file that says nothing is left out.
+func (s specDir) claims() (map[types.UID][]specDevice, error) {
+	files, err := os.ReadDir(s.dir)
+	if err != nil {
+		return nil, ignoreMissing(err)
+	}
+	all := map[types.UID][]specDevice{}
+	for _, f := range files {
+		uid, ours := claimOfSpec(f.Name())
+		if !ours || f.Name() != specName(uid) {
+			continue
+		}
+		spec, err := cdi.ReadSpec(filepath.Join(s.dir, f.Name()), 0)
+		if err != nil || spec == nil {
+			continue // it was written whole, so that somebody has damaged it
+		}
+		for _, d := range spec.Devices {
+			if name := strings.Split(d.Name, "_"); len(name) == 3 && name[0] == string(uid) {
+				all[uid] = append(all[uid], specDevice{strings.ReplaceAll(name[1], ".", "/"), name[2]})
+			}
+		}
+	}
+	return all, nil
+}
+
 // remove deletes the claim's spec and what a crash left of writing it. A directory or file that is gone
 // is as good.
 func (s specDir) remove(claim types.UID) error {

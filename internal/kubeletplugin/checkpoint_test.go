@@ -183,6 +183,47 @@ func TestDamagedCheckpointRebuilt(t *testing.T) {
 	}
 }
 
+// The claim was deleted by force and its attempt has left the lease, while nobody was there to unprepare it: only the
+// CDI spec tells that its containers may still run.
+func TestRebuiltFromSpecs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		p := w.known()
+		c, two := w.claim("c", "a100-0"), w.claim("two", "a100-1-ready", "a100-2-ready")
+		w.attach("a100-0", 0, c)
+		w.attach("a100-1", 1, nil)
+		w.attach("a100-2", 2, nil)
+		mustPrepare(t, p, c)
+		mustPrepare(t, p, two)
+		if err := os.Truncate(p.checkpoint.path(), 30); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(w.cdiDir, specName("uid-x")), []byte("{"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		clear(w.claims)
+		for i, unit := range []device.Unit{"a100-0", "a100-1", "a100-2"} {
+			w.attach(unit, i, nil)
+		}
+		p = w.plugin()
+		orphans := map[types.UID]*orphan{}
+		if _, err := p.tidy(t.Context(), orphans); err != nil {
+			t.Fatal(err)
+		}
+		for unit, want := range map[device.Unit][]types.UID{"a100-0": {"uid-c"}, "a100-1": {"uid-two"}, "a100-2": {"uid-two"}} {
+			if owners, known := p.PreparedBy("0", unit); !known || !cmp.Equal(owners, want) {
+				t.Errorf("PreparedBy(%s) = %v, %v; want %v", unit, owners, known, want)
+			}
+		}
+		time.Sleep(orphanGrace)
+		if _, err := p.tidy(t.Context(), orphans); err != nil {
+			t.Fatal(err)
+		}
+		w.traceless(p, c)
+		w.traceless(p, two)
+	})
+}
+
 // Damaged while the agent runs, and found by whoever comes first.
 func TestDamageIsRepairedAtOnce(t *testing.T) {
 	for name, find := range map[string]func(*testing.T, *Plugin, *resourceapi.ResourceClaim){

@@ -96,8 +96,8 @@ func (p *Plugin) tidy(ctx context.Context, orphans map[types.UID]*orphan) (busy 
 	return busy, errors.Join(strayErr, err, p.undoOrphans(ctx, orphans))
 }
 
-// rebuild fills a checkpoint that was lost with what the device leases say, and the claims for what no lease
-// speaks of. It errs on the side of "prepared": a claim that the kubelet asks to prepare again is none the worse
+// rebuild fills a checkpoint that was lost with what the device leases say, the claims for what no lease speaks of, and
+// the CDI specs for claims that are no more, whose containers may run all the same. It errs on the side of "prepared": a claim that the kubelet asks to prepare again is none the worse
 // for it, and one that is no more is undone as an orphan.
 func (p *Plugin) rebuild(ctx context.Context) error {
 	// Not read: only a writer keeps a damaged file aside.
@@ -116,6 +116,10 @@ func (p *Plugin) rebuild(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("rebuild the checkpoint from claims: %w", err)
 	}
+	specs, err := p.specs.claims()
+	if err != nil {
+		return fmt.Errorf("rebuild the checkpoint from CDI specs: %w", err)
+	}
 	names := claimNames(leases, claims)
 	err = p.checkpoint.update(ctx, func(r *record) (bool, error) {
 		if !r.Rebuild {
@@ -127,12 +131,13 @@ func (p *Plugin) rebuild(ctx context.Context) error {
 		for i := range claims {
 			r.adoptClaim(&claims[i], p.s.NodeName, leases)
 		}
+		r.adoptSpecs(specs, leases)
 		r.Rebuild, r.Unprepared = false, nil
 		return true, nil
 	})
 	if err == nil {
 		p.released.send()
-		klog.FromContext(ctx).Info("Rebuilt the checkpoint from device leases and claims", "leases", len(leases))
+		klog.FromContext(ctx).Info("Rebuilt the checkpoint from device leases, claims and CDI specs", "leases", len(leases), "specs", len(specs))
 	}
 	return err
 }
@@ -176,6 +181,29 @@ func (r *record) adoptClaim(claim *resourceapi.ResourceClaim, node string, lease
 		}
 		e.AllocatedAt = allocatedAt(claim)
 		e.Devices = append(e.Devices, d)
+	}
+}
+
+// adoptSpecs enters the claims that only a CDI spec tells of: deleted by force while nobody was there to unprepare
+// them. They end as orphans.
+func (r *record) adoptSpecs(specs map[types.UID][]specDevice, leases []device.Lease) {
+	for _, uid := range slices.Sorted(maps.Keys(specs)) {
+		if r.Claims[uid] != nil || r.Unprepared[uid] || !validUID(uid) {
+			continue
+		}
+		e := &entry{State: prepareCompleted, Rebuilt: true}
+		for _, s := range specs[uid] {
+			unit, _ := device.UnitOfEntry(s.entry)
+			held := slices.IndexFunc(leases, func(l device.Lease) bool { return l.Unit == unit })
+			if held < 0 {
+				continue // nothing of ours that could be taken away
+			}
+			l := &leases[held]
+			e.Devices = append(e.Devices, preparedDevice{Request: s.request, Pool: l.Fabric.Pool(), Entry: s.entry, Fabric: l.Fabric, Unit: unit, UUID: l.UUID})
+		}
+		if len(e.Devices) > 0 {
+			r.Claims[uid] = e
+		}
 	}
 }
 
