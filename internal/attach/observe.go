@@ -90,6 +90,12 @@ func (o *Observation) unanswered() bool {
 	return (former || lost) && o.Now.Before(o.settledAt())
 }
 
+// mayStillGo: a detach may still take effect. That the list does not have the device says that it has, but for a device
+// that was not on it before.
+func (o *Observation) mayStillGo() bool {
+	return (o.onFabric() != nil || o.Last != nil && o.Last.Unlisted) && o.unanswered()
+}
+
 // detachSent: this process has had the manager detach it, or was told that it is not there.
 func (o *Observation) detachSent() bool {
 	return o.Last != nil && (o.Last.Fault == nil || !passing(o.Last.Fault))

@@ -269,9 +269,7 @@ func releasing() []rule {
 		}, "What is on the bus and unknown to the driver's library may be the device that goes back."},
 		{"machine busy", func(o *Observation) bool { return o.MachineBusy }, (*Observation).waitForMachine, "Calls that exclude each other go one after the other: attach and detach always, two of a kind unless the manager takes them side by side."},
 		{"look", func(o *Observation) bool { return !o.Fresh }, (*Observation).list, "Only a list that was read after the last change says whether it is still attached."},
-		{"unknown, may still go", func(o *Observation) bool {
-			return (o.onFabric() != nil || o.Last != nil && o.Last.Unlisted) && o.unanswered()
-		}, (*Observation).lookWhileUnknown, "The call, or a second one, could take the device from whoever gets it next."},
+		{"unknown, may still go", (*Observation).mayStillGo, (*Observation).lookWhileUnknown, "The call, or a second one, could take the device from whoever gets it next."},
 		{"refused for now", func(o *Observation) bool {
 			return (o.onFabric() != nil || !o.detachSent()) && o.Last != nil && o.Now.Before(o.Last.At.Add(o.Settings.Busy))
 		}, (*Observation).waitForDetach, "A busy manager gets a pause before it is asked again."},

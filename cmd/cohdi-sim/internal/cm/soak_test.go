@@ -25,7 +25,7 @@ func TestSoak(t *testing.T) {
 	for seed := range uint64(seeds) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
-			r := rand.New(rand.NewPCG(seed, 7)) //nolint:gosec // a test that can be repeated
+			r := rand.New(rand.NewPCG(seed, 7))
 			h := newHands(t, randomPolicies(r))
 			s := &soak{hands: h, r: r, m: h.client()}
 			for range 8 {
