@@ -199,10 +199,13 @@ func (l *Loop) handedOver(o pool.Offers) {
 
 // permanent is the order of the units as this term handed it over, before what only the API server shows.
 func (l *Loop) permanent(shown []device.Unit) []device.Unit {
-	units := slices.Clone(l.units)
+	units, known := slices.Clone(l.units), make(map[device.Unit]bool, len(l.units)+len(shown))
+	for _, u := range units {
+		known[u] = true
+	}
 	for _, u := range shown {
-		if !slices.Contains(units, u) {
-			units = append(units, u)
+		if !known[u] {
+			units, known[u] = append(units, u), true
 		}
 	}
 	return units
@@ -306,9 +309,12 @@ func (l *Loop) recount(wake time.Time) time.Time {
 
 // label writes the labels that differ from what the Nodes carry.
 func (l *Loop) label(ctx context.Context, w pool.World, p pool.Plan) (failed bool) {
+	at := make(map[string]*pool.Node, len(w.Nodes))
+	for i := range w.Nodes {
+		at[w.Nodes[i].Name] = &w.Nodes[i]
+	}
 	for _, want := range p.Labels {
-		i := slices.IndexFunc(w.Nodes, func(n pool.Node) bool { return n.Name == want.Node })
-		if have := w.Nodes[i]; have.Idle == want.Idle && sameLabels(have.Attachable, want.Attachable) {
+		if have := at[want.Node]; have.Idle == want.Idle && sameLabels(have.Attachable, want.Attachable) {
 			continue
 		}
 		write, cancel := context.WithTimeout(ctx, l.cfg.WriteDeadline)
