@@ -229,7 +229,7 @@ func (v *view) settled(entry string) bool {
 
 // createOrRefuse makes the lease of a free unit for the claim's node, if the node can take it.
 func (v *view) createOrRefuse(p *Plan) {
-	if f := v.w.place(v.demand.Attempt.Node, v.model, p.created()).refuses(v); f != nil {
+	if f := v.w.place(v.demand.Attempt.Node, p.created()).of(v.model).refuses(v); f != nil {
 		v.refuse(p, f)
 		return
 	}
@@ -263,11 +263,11 @@ func (v *view) assign(p *Plan) {
 }
 
 // created are the leases that the plan makes.
-func (p *Plan) created() []device.Lease {
-	var made []device.Lease
-	for _, o := range p.Ops {
-		if o.Kind == Create {
-			made = append(made, o.Lease)
+func (p *Plan) created() []*device.Lease {
+	var made []*device.Lease
+	for i := range p.Ops {
+		if o := &p.Ops[i]; o.Kind == Create {
+			made = append(made, &o.Lease)
 		}
 	}
 	return made
@@ -329,7 +329,7 @@ func nodeRules() []nodeRule {
 			"Another driver or device plugin advertises the node's GPUs: one GPU could go to two Pods.",
 		},
 		{
-			"NodeFull", true, func(c *place) bool { return c.model.Max > 0 && c.of(c.model.Name) >= c.model.Max },
+			"NodeFull", true, func(c *place) bool { return c.model.Max > 0 && c.count() >= c.model.Max },
 			func(c *place) string {
 				return fmt.Sprintf("node %s already has %d units of model %s, the most it may hold", c.name, c.model.Max, c.model.Name)
 			},
@@ -360,8 +360,8 @@ func nodeRules() []nodeRule {
 
 // refuses says why a claim's unit cannot be attached to the place, nil if it can.
 func (c *place) refuses(v *view) *device.Failure {
-	for _, r := range nodeRules() {
-		if r.refuses && r.when(c) {
+	for i := range c.w.nodeRules {
+		if r := &c.w.nodeRules[i]; r.refuses && r.when(c) {
 			blame := device.BlameNode
 			if c.model == nil {
 				blame = device.BlameUnit
@@ -374,8 +374,8 @@ func (c *place) refuses(v *view) *device.Failure {
 
 // closed says why the scheduler may not choose the place, "" if it may.
 func (c *place) closed() string {
-	for _, r := range nodeRules() {
-		if r.when(c) {
+	for i := range c.w.nodeRules {
+		if r := &c.w.nodeRules[i]; r.when(c) {
 			return r.message(c)
 		}
 	}
@@ -410,7 +410,7 @@ func (v *view) unneeded() bool {
 // advance. The free ones are taken from the end, where the scheduler comes last, and only where no claim
 // names them; their entry is tainted for a while before.
 func keep(w *World, all []view) {
-	var planned []device.Lease
+	var planned []*device.Lease
 	at := map[string][]*view{}
 	for i := range all {
 		if v := &all[i]; v.lease != nil {
@@ -430,16 +430,16 @@ func keep(w *World, all []view) {
 			}
 			lack := m.Min - keepOn(n, m, at[name])
 			for ; lack > 0 && len(stock) > 0; lack-- {
-				if c := w.place(name, m, planned); c.closed() != "" {
+				if c := w.place(name, planned).of(m); c.closed() != "" {
 					break
 				}
 				v := stock[len(stock)-1]
 				stock = stock[:len(stock)-1]
 				v.keepFor = n
-				planned = append(planned, device.Lease{Unit: v.unit, Model: m.Name, Node: name, Machine: n.Machine, Phase: device.Assigned})
+				planned = append(planned, &device.Lease{Unit: v.unit, Model: m.Name, Node: name, Machine: n.Machine, Phase: device.Assigned})
 			}
 			if lack > 0 {
-				why := cmp.Or(w.place(name, m, planned).closed(), "no more are free")
+				why := cmp.Or(w.place(name, planned).of(m).closed(), "no more are free")
 				w.note("node %s should have %d units of model %s, and lacks %d: %s", name, m.Min, m.Name, lack, why)
 			}
 		}
@@ -594,8 +594,9 @@ func labels(w *World, o Offers) []NodeLabels {
 	for i := range w.Nodes {
 		n := &w.Nodes[i]
 		l := NodeLabels{Node: n.Name, Attachable: map[device.Model]bool{}, Idle: idle[n.Name]}
+		c := w.place(n.Name, nil)
 		for j := range w.Models {
-			l.Attachable[w.Models[j].Name] = w.place(n.Name, &w.Models[j], nil).closed() == ""
+			l.Attachable[w.Models[j].Name] = c.of(&w.Models[j]).closed() == ""
 		}
 		all = append(all, l)
 	}

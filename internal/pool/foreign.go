@@ -55,7 +55,10 @@ func mayBring(l *device.Lease) bool {
 // adopt finds a unit for each foreign device that is to be taken in: by its identity where devices have units,
 // else one that the manager does not have free and nobody names, else a new one.
 func adopt(w *World, leases map[device.Unit]*device.Lease, demands map[device.Unit][]*Demand, units *order, of map[device.Model]count) map[device.Unit]*Foreign {
-	w.foreign = foreign(w)
+	w.foreign, w.foreignOn = foreign(w), map[string]int{}
+	for i := range w.foreign {
+		w.foreignOn[w.foreign[i].Node]++
+	}
 	taken := map[device.Unit]*Foreign{}
 	for i := range w.foreign {
 		f := &w.foreign[i]

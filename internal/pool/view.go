@@ -137,6 +137,7 @@ func (d *Demand) rank() int {
 func (w *World) index() {
 	w.nodes, w.leasesOn = make(map[string]*Node, len(w.Nodes)), map[string][]*device.Lease{}
 	w.nodesOf = make(map[device.Machine]int, len(w.Nodes))
+	w.nodeRules = nodeRules()
 	for i := range w.Nodes {
 		n := &w.Nodes[i]
 		w.nodes[n.Name] = n
@@ -219,19 +220,19 @@ type place struct {
 	// model is nil if the configuration lacks it.
 	model *Model
 	// has is what the node's machine has, or is about to have; foreign counts what it has without a lease.
-	has     []device.Lease
+	has     []*device.Lease
 	foreign int
 }
 
 // place returns the node as a place, with what is planned for it counted in.
-func (w *World) place(name string, m *Model, planned []device.Lease) *place {
-	c := &place{w: w, name: name, node: w.node(name), model: m}
+func (w *World) place(name string, planned []*device.Lease) place {
+	c := place{w: w, name: name, node: w.node(name), foreign: w.foreignOn[name]}
 	if c.node == nil {
 		return c
 	}
 	for _, l := range w.leasesOn[name] {
 		if on(l, c.node) && !holdsNothing(l) {
-			c.has = append(c.has, *l)
+			c.has = append(c.has, l)
 		}
 	}
 	for _, l := range planned {
@@ -239,22 +240,23 @@ func (w *World) place(name string, m *Model, planned []device.Lease) *place {
 			c.has = append(c.has, l)
 		}
 	}
-	for i := range w.foreign {
-		if w.foreign[i].Node == name {
-			c.foreign++
-		}
-	}
 	return c
+}
+
+// of is the place as one for a unit of the model.
+func (c place) of(m *Model) *place {
+	c.model = m
+	return &c
 }
 
 // on tells whether the unit is on that node's machine, not on another that had the same name.
 func on(l *device.Lease, n *Node) bool { return l.Node == n.Name && l.Machine == n.Machine }
 
-// of counts the units of the model.
-func (c *place) of(m device.Model) int {
+// count is how many units of the model are there.
+func (c *place) count() int {
 	n := 0
-	for i := range c.has {
-		if c.has[i].Model == m {
+	for _, l := range c.has {
+		if l.Model == c.model.Name {
 			n++
 		}
 	}
@@ -270,9 +272,9 @@ func (c *place) slots() int {
 
 // excluding is a model on the node that must not be beside this one, "" if there is none.
 func (c *place) excluding() device.Model {
-	for i := range c.has {
-		if other := c.has[i].Model; c.w.exclude(c.model.Name, other) {
-			return other
+	for _, l := range c.has {
+		if c.w.exclude(c.model.Name, l.Model) {
+			return l.Model
 		}
 	}
 	return ""
