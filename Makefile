@@ -5,6 +5,7 @@ CLUSTER := $(BIN)/cohdi-cluster
 IMAGE   := .cache/image/cohdi-agent.tar
 LIBDIR  := .cache/nvml
 CHASSIS ?= test/chassis/demo.yaml
+FABRIC  ?= fm
 RUN     ?= .
 VERSION ?= $(shell git describe --always --dirty --tags 2>/dev/null || echo dev)
 PARTS   ?= a,b,c,d
@@ -23,9 +24,9 @@ help: ## Show this list
 ##### The main job
 
 .PHONY: demo
-demo: tools programs image ## Show the main job on a real cluster: KEEP=1 leaves it up
+demo: tools programs image ## Show the main job on a real cluster: KEEP=1 leaves it up, FABRIC=fm|cm|cdim chooses the manager
 	go build -o $(BIN)/cohdi-demo ./test/demo
-	@$(BIN)/cohdi-demo
+	@$(BIN)/cohdi-demo -manager $(FABRIC)
 
 .PHONY: bench
 bench: tools programs image ## Measure it on a real cluster: PARTS=a,c and SIZES=2,100 choose; docs/performance.md explains
@@ -90,12 +91,12 @@ cluster-test: tools $(CLUSTER) ## Test the cluster itself: takes down the one th
 	go test -count=1 -timeout=10m ./test/cluster/localkube -real
 
 .PHONY: cluster
-cluster: tools programs ## Start a cluster that stays
-	$(CLUSTER) up --chassis $(CHASSIS)
+cluster: tools programs ## Start a cluster that stays, with the chassis of FABRIC=fm|cm|cdim
+	$(CLUSTER) up --manager $(FABRIC)
 
 .PHONY: deploy
 deploy: image $(CLUSTER) ## Install the agent in the cluster as a user does, for the simulated chassis
-	$(CLUSTER) deploy
+	$(CLUSTER) deploy --manager $(FABRIC)
 
 .PHONY: status
 status: $(CLUSTER) ## Show the cluster

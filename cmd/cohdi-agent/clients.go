@@ -10,6 +10,7 @@ import (
 
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-agent/internal/config"
 	"github.com/cohdi/cohdi-agent/internal/fabric"
+	"github.com/cohdi/cohdi-agent/internal/fabric/cdim"
 	"github.com/cohdi/cohdi-agent/internal/fabric/cm"
 	"github.com/cohdi/cohdi-agent/internal/fabric/fm"
 )
@@ -23,8 +24,9 @@ type newManager = func(f *config.Fabric, clk clock.PassiveClock, seen observe) (
 // clients make the client of each kind of manager.
 func clients() map[string]newManager {
 	return map[string]newManager{
-		config.ManagerFM: newFM,
-		config.ManagerCM: newCM,
+		config.ManagerFM:   newFM,
+		config.ManagerCM:   newCM,
+		config.ManagerCDIM: newCDIM,
 	}
 }
 
@@ -51,4 +53,10 @@ func newCM(f *config.Fabric, clk clock.PassiveClock, seen observe) (fabric.Manag
 		Endpoint: f.Endpoint, Tenant: f.Tenant, Cluster: f.Cluster, Credentials: f.Credentials,
 		FabricManager: true, FabricID: f.ManagerFabric, Clock: clk, Observe: seen,
 	})
+}
+
+func newCDIM(f *config.Fabric, clk clock.PassiveClock, seen observe) (fabric.Manager, error) {
+	c := f.CDIM.Client()
+	c.Credentials, c.JobTimeout, c.Settle, c.Clock, c.Observe = f.Credentials, f.CallTimeout, f.Settle, clk, seen
+	return cdim.New(c)
 }

@@ -20,9 +20,15 @@ func TestNewClient(t *testing.T) {
 	for manager, want := range map[string]fabric.Capabilities{
 		config.ManagerFM: {AddressableDetach: true, Free: fabric.FreeCount, Exclusion: fabric.ExclusionMachine, Identity: true},
 		config.ManagerCM: {AddressableDetach: true, Free: fabric.FreeCount, Exclusion: fabric.ExclusionMachine, Identity: true, Asynchronous: true, Limits: true},
+		config.ManagerCDIM: {
+			AddressableAttach: true, AddressableDetach: true, Free: fabric.FreeList, Exclusion: fabric.ExclusionGlobal, Asynchronous: true,
+		},
 	} {
 		f := given
 		f.Manager = manager
+		if manager == config.ManagerCDIM {
+			f.Tenant, f.CDIM = "", &config.CDIM{Dialect: "oss", Gateway: "https://m", Login: "https://m"}
+		}
 		m, err := newClient(&f, clock.RealClock{}, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -35,13 +41,13 @@ func TestNewClient(t *testing.T) {
 		if _, ok := m.(fabric.Limiter); ok != got.Limits {
 			t.Errorf("%s: it is a Limiter: %v, and says %v", manager, ok, got.Limits)
 		}
-		f.Tenant = ""
+		f.Tenant, f.CDIM = "", &config.CDIM{}
 		if m, err := newClient(&f, clock.RealClock{}, nil); err == nil {
-			t.Errorf("%s: a client %v without a tenant", manager, m)
+			t.Errorf("%s: a client %v without what it needs", manager, m)
 		}
 	}
-	if n := len(clients()); n != 2 {
-		t.Errorf("%d kinds of managers, and 2 of them have a row here", n)
+	if n := len(clients()); n != 3 {
+		t.Errorf("%d kinds of managers, and 3 of them have a row here", n)
 	}
 	if _, err := newClient(&config.Fabric{Manager: "xx"}, clock.RealClock{}, nil); err == nil {
 		t.Error("a client for an unknown manager")

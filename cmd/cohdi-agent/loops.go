@@ -48,8 +48,8 @@ func (m *membership) nodeConfig(at seat, f config.Fabric) node.Config {
 	return node.Config{
 		Node: m.a.o.node, Machine: at.machine, Fabric: f.ID,
 		Settings: attach.Settings{
-			Parallel: can.Exclusion == fabric.ExclusionNone && can.Identity,
-			Deadline: m.cfg.Timings.AttachDeadline, MaxCall: f.CallTimeout, Settle: f.Settle, Look: look, Appear: appear, Retry: retry,
+			Parallel: can.Exclusion == fabric.ExclusionNone && can.Identity, Arrival: !can.Identity,
+			Deadline: m.cfg.Timings.AttachDeadline, Patience: patience(can.Exclusion), MaxCall: max(f.CallTimeout, can.MaxCall), Settle: max(f.Settle, can.Settle), Look: look, Appear: appear, Retry: retry,
 			Busy: busy, Hold: hold, RetryAfter: m.cfg.Timings.RetryAfter,
 		},
 		FreshFor: freshFor, Resync: m.cfg.Timings.NodeList, CallDeadline: f.CallTimeout + callDeadline, LocalDeadline: localDeadline,
@@ -57,6 +57,23 @@ func (m *membership) nodeConfig(at seat, f config.Fabric) node.Config {
 		Claims: claim.New(claim.Options{Client: m.a.client, Clock: m.a.clock}), Prepared: m.a.machine, Observer: m.a.obs,
 		Model: func(name device.Model) string { return models[name] }, Clock: m.a.clock,
 	}
+}
+
+// queueMost is how long an attach may take where nodes wait for each other at the manager: less than the 10 minutes
+// after which the scheduler gives up by itself.
+const queueMost = 9 * time.Minute
+
+// patience is that time where one call occupies more than the machine that it is for.
+func patience(e fabric.Exclusion) time.Duration {
+	if e == fabric.ExclusionGlobal || e == fabric.ExclusionFabric {
+		return queueMost
+	}
+	return 0
+}
+
+// addressable: the manager lists what is free, and takes the very device that is asked for.
+func addressable(can fabric.Capabilities) bool {
+	return can.AddressableAttach && can.Free == fabric.FreeList
 }
 
 // term runs this agent's part in the election of its fabric, and leads while it is elected.
@@ -152,13 +169,13 @@ func (t *term) lead(ctx context.Context) error {
 		Settings: pool.Settings{
 			CoolDown: t.m.cfg.Timings.CoolDown, ReadySettle: t.m.cfg.Timings.ReadySettle,
 			AgentAway: t.m.cfg.Timings.AgentAway, Slots: t.fabric.SlotsPerNode, NodeSlots: t.fabric.Slots,
-			ForgetUnit: t.m.cfg.Timings.ForgetUnit,
-			Adopt:      t.m.cfg.ForeignDevices == config.ForeignAdopt, AdoptAfter: t.m.cfg.Timings.AdoptAfter,
+			ForgetUnit: t.m.cfg.Timings.ForgetUnit, Addressable: addressable(t.m.managers[t.fabric.ID].Capabilities()),
+			Adopt: t.m.cfg.ForeignDevices == config.ForeignAdopt, AdoptAfter: t.m.cfg.Timings.AdoptAfter,
 		},
-		CountEvery: t.m.cfg.Timings.LeaderList, CountPause: countPause, Debounce: debounce, Retry: retry,
+		CountEvery: t.m.cfg.Timings.LeaderList, CountPause: countPause, LimitEvery: t.m.cfg.Timings.NodeList, Debounce: debounce, Retry: retry,
 		CallDeadline: t.fabric.CallTimeout + callDeadline, WriteDeadline: writeDeadline,
 		Leases: allLeases{leases}, Claims: demands, Nodes: members, Publisher: publisher,
-		Manager: managerOfFabric{t.m.managers[t.fabric.ID]}, Election: t.election, Observer: &leaderObserver{observer: a.obs, fabric: t.fabric.ID, consumers: claim.New(claims).Consumers}, Clock: a.clock,
+		Manager: managerOfFabric{t.m.managers[t.fabric.ID]}, Limiter: managerOfFabric{t.m.managers[t.fabric.ID]}.limiter(), Election: t.election, Observer: &leaderObserver{observer: a.obs, fabric: t.fabric.ID, consumers: claim.New(claims).Consumers}, Clock: a.clock,
 	})
 	var all sync.WaitGroup
 	defer all.Wait()

@@ -13,6 +13,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"github.com/cohdi/cohdi-agent/internal/attach"
 	"github.com/cohdi/cohdi-agent/internal/device"
 	"github.com/cohdi/cohdi-agent/internal/fabric"
 	"github.com/cohdi/cohdi-agent/internal/leader"
@@ -31,9 +32,11 @@ type manager struct {
 	// answered is called when the manager begins or ceases to answer.
 	answered func()
 
-	mu      sync.Mutex // guards trouble
+	mu      sync.Mutex // guards the following
 	trouble error
 	asked   bool
+	// halted is why the manager changes nothing until a person has done something, nil if it does.
+	halted error
 }
 
 var (
@@ -46,7 +49,45 @@ var (
 func (m *manager) Trouble() (trouble error, asked bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.trouble == nil {
+		return m.halted, m.asked
+	}
 	return m.trouble, m.asked
+}
+
+// halt remembers whether the manager waits for a person. Only what it says of a change tells; its lists go on being
+// read.
+func (m *manager) halt(ctx context.Context, op fabric.Operation, err error) {
+	if op.Fault != nil {
+		err = op.Fault
+	}
+	f, isFault := errors.AsType[*device.Fault](err)
+	var halted error
+	switch {
+	case isFault && f.Class == device.FaultSuspended:
+		halted = f
+	case err != nil && ctx.Err() != nil, isFault && (f.Class == device.FaultUnreachable || f.Class == device.FaultUnknown):
+		return // nobody has said anything
+	}
+	m.mu.Lock()
+	changed := (halted == nil) != (m.halted == nil)
+	m.halted = halted
+	m.mu.Unlock()
+	if changed {
+		m.answered()
+	}
+}
+
+// health asks how the manager is, and whether it waits for a person.
+func (m *manager) health(ctx context.Context) {
+	err := m.time("Health", func() error { return m.Health(ctx) })
+	if f, isFault := errors.AsType[*device.Fault](err); isFault && f.Class == device.FaultSuspended {
+		m.halt(ctx, fabric.Operation{}, err)
+		err = nil
+	} else if err == nil {
+		m.halt(ctx, fabric.Operation{}, nil)
+	}
+	m.note(err)
 }
 
 // time tells how a call went.
@@ -101,26 +142,54 @@ func (m managerOfNode) ListAttached(ctx context.Context, machine device.Machine)
 	return list, err
 }
 
-func (m managerOfNode) Attach(ctx context.Context, machine device.Machine, model string, before []string) error {
-	return m.time("Attach", func() error {
-		op, err := m.Manager.Attach(ctx, fabric.Intent{Machine: machine, Model: model, Before: before})
-		if err != nil {
-			return err
-		}
-		_, err = fabric.Wait(ctx, m.clock, m.Manager, op)
-		return err
-	})
+func (m managerOfNode) Attach(ctx context.Context, c node.Call) (node.Work, error) {
+	return m.change(ctx, "Attach", func() (fabric.Operation, error) { return m.Manager.Attach(ctx, intent(c)) })
 }
 
-func (m managerOfNode) Detach(ctx context.Context, machine device.Machine, id, model string) error {
-	return m.time("Detach", func() error {
-		op, err := m.Manager.Detach(ctx, fabric.Intent{Machine: machine, Device: id, Model: model})
-		if err != nil {
-			return err
-		}
-		_, err = fabric.Wait(ctx, m.clock, m.Manager, op)
+func (m managerOfNode) Detach(ctx context.Context, c node.Call) (node.Work, error) {
+	return m.change(ctx, "Detach", func() (fabric.Operation, error) { return m.Manager.Detach(ctx, intent(c)) })
+}
+
+// Poll looks at an operation of this or any other process: its handle, kind and intent are all that is needed.
+func (m managerOfNode) Poll(ctx context.Context, k attach.Kind, c node.Call, handle string) (node.Work, error) {
+	op := fabric.Operation{Kind: fabric.KindAttach, State: fabric.Pending, Intent: intent(c), Handle: handle}
+	if k == attach.SendDetach {
+		op.Kind = fabric.KindDetach
+	}
+	return m.change(ctx, "Poll", func() (fabric.Operation, error) { return m.Manager.Poll(ctx, op) })
+}
+
+func intent(c node.Call) fabric.Intent {
+	return fabric.Intent{Machine: c.Machine, Model: c.Model, Device: c.Device, Before: c.Before}
+}
+
+// change makes a call that begins an operation or looks at one.
+func (m managerOfNode) change(ctx context.Context, what metrics.Operation, call func() (fabric.Operation, error)) (node.Work, error) {
+	var op fabric.Operation
+	err := m.time(what, func() (err error) {
+		op, err = call()
 		return err
 	})
+	m.halt(ctx, op, err)
+	if err != nil {
+		return node.Work{}, err
+	}
+	return work(op), nil
+}
+
+// work is what an operation means to the node's loop.
+func work(op fabric.Operation) node.Work {
+	switch op.State {
+	case fabric.Pending, fabric.Suspended:
+		return node.Work{Handle: op.Handle, PollAfter: op.PollAfter, Fault: op.Fault}
+	case fabric.Failed:
+		if op.Fault == nil {
+			op.Fault = &device.Fault{Class: device.FaultUnknown, Op: string(op.Kind) + " " + op.Handle, Err: errors.New("it failed without a reason")}
+		}
+		return node.Work{Fault: op.Fault}
+	case fabric.Done:
+	}
+	return node.Work{}
 }
 
 // managerOfFabric is the manager as the leader needs it.
@@ -148,11 +217,40 @@ func (m managerOfFabric) Free(ctx context.Context, models []device.Model) (map[d
 
 // supply keeps the devices only where the caller may choose among them: else they are no units of their own.
 func (m managerOfFabric) supply(s fabric.Supply) pool.Supply {
-	c := m.Capabilities()
-	if !c.AddressableAttach || c.Free != fabric.FreeList {
+	if !addressable(m.Capabilities()) {
 		return pool.Supply{Count: s.Count}
 	}
 	return pool.Supply{Count: len(s.Devices), Devices: append([]device.OnFabric{}, s.Devices...)}
+}
+
+// Limits reads the manager's own limits of a machine.
+func (m managerOfFabric) Limits(ctx context.Context, machine device.Machine) (map[device.Model]pool.Limit, error) {
+	words := slices.Collect(maps.Values(m.models))
+	var own map[string]fabric.Limit
+	err := m.time("Limits", func() (err error) {
+		if l, can := m.Manager.(fabric.Limiter); can {
+			own, err = l.Limits(ctx, machine, words)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	limits := make(map[device.Model]pool.Limit, len(own))
+	for model, word := range m.models {
+		if l, there := own[word]; there {
+			limits[model] = pool.Limit(l)
+		}
+	}
+	return limits, nil
+}
+
+// limiter is the manager as one that has limits of its own, nil if it has none.
+func (m managerOfFabric) limiter() leader.Limiter {
+	if !m.Capabilities().Limits {
+		return nil
+	}
+	return m
 }
 
 func (m managerOfFabric) Attached(ctx context.Context, machines []device.Machine) map[device.Machine][]device.OnFabric {

@@ -219,8 +219,7 @@ func (m *membership) recover(ctx context.Context, at seat) {
 	m.asked = m.a.clock.Now()
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	manager := m.managers[at.fabric]
-	manager.note(manager.time("Health", func() error { return manager.Health(ctx) }))
+	m.managers[at.fabric].health(ctx)
 }
 
 func (m *membership) because(why, whyNot string) {

@@ -92,7 +92,7 @@ func claimOf(a device.Attempt) string {
 // reasonOf is the metrics' word for a failed action.
 func reasonOf(k attach.Kind) string {
 	switch k {
-	case attach.SendAttach, attach.SendDetach, attach.ListFabric:
+	case attach.SendAttach, attach.SendDetach, attach.Poll, attach.ListFabric:
 		return "Fabric"
 	case attach.Tell:
 		return "ClaimStatus"

@@ -77,6 +77,12 @@ func (s *stages) acted(l device.Lease, k attach.Kind, took time.Duration, now ti
 			}
 		case attach.SendDetach:
 			m.detached = now
+		case attach.Poll: // the manager still worked on it, or has ended it just now
+			if l.Phase == device.Releasing {
+				m.detached = now
+			} else {
+				m.answered = now
+			}
 		default:
 		}
 	})

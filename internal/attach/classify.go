@@ -210,7 +210,9 @@ func (s *Surroundings) calledSince(g *Present) bool {
 	})
 }
 
-// blind: a listed device cannot be told from any GPU.
+// blind: a listed device cannot be told from any GPU, and no lease says which one it is.
 func (s *Surroundings) blind(*Present) bool {
-	return slices.ContainsFunc(s.Listed, func(d device.OnFabric) bool { return d.UUID == "" })
+	return slices.ContainsFunc(s.Listed, func(d device.OnFabric) bool {
+		return d.UUID == "" && !slices.ContainsFunc(s.Leases, func(l device.Lease) bool { return l.FabricDevice == d.ID && l.UUID != "" })
+	})
 }

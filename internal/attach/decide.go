@@ -38,7 +38,7 @@ func (o *Observation) store(format string, args ...any) Decision {
 
 func (o *Observation) phase(p device.Phase, why string) Decision {
 	d := o.store("%s", why)
-	d.Lease.Phase, d.Lease.ChangedAt = p, o.Now
+	d.Lease.Phase, d.Lease.ChangedAt, d.Lease.Work = p, o.Now, ""
 	d.Lease.IdleSince, d.Lease.HeldBy = time.Time{}, ""
 	d.Lease.Failure = device.Failure{}
 	return d
@@ -65,19 +65,54 @@ func (o *Observation) list() Decision {
 }
 
 func (o *Observation) lookWhileUnknown() Decision {
-	next := o.ListTriedAt.Add(o.Settings.Look)
+	return o.lookUntilSettled("it is not known what came of the last call to the manager, which may take effect until %s",
+		o.settledAt().UTC().Format(time.RFC3339))
+}
+
+func (o *Observation) lookAfterDetach() Decision {
+	return o.lookUntilSettled("the manager said %s is detached, and still lists it", o.Lease.FabricDevice)
+}
+
+func (o *Observation) lookUntilSettled(format string, args ...any) Decision {
+	next := o.ListTriedAt.Add(o.lookPause())
 	if at := o.settledAt(); at.Before(next) {
 		next = at
 	}
 	if o.Now.Before(next) {
-		return o.waitUntil(next, "it is not known what came of the last call to the manager, which may take effect until %s",
-			o.settledAt().UTC().Format(time.RFC3339))
+		return o.waitUntil(next, format, args...)
 	}
-	return o.do(ListFabric, "the outcome of the call is unknown")
+	return o.do(ListFabric, format, args...)
+}
+
+// lookPause is how long a list that does not show it yet is left: a manager's list that lags by minutes is not read
+// every second.
+func (o *Observation) lookPause() time.Duration {
+	since := o.past(o.Lease.AskedAt)
+	switch {
+	case o.Last != nil:
+		since = o.Last.At
+	case o.FoundAt.After(since):
+		since = o.FoundAt
+	}
+	return max(o.Settings.Look, min(o.Now.Sub(since)/8, o.Settings.Hold))
 }
 
 func (o *Observation) waitForMachine() Decision {
 	return o.wait("another unit's call for this machine goes first")
+}
+
+func (o *Observation) waitForWork() Decision {
+	next, why := o.pollAt(), ""
+	if o.Last != nil && o.Last.Fault != nil {
+		why = because(o.Last.Fault)
+	}
+	if err := o.Tried[Poll].Err; err != nil {
+		why = because(err)
+	}
+	if d := o.deadline(); o.Lease.Phase == device.Attaching && d.After(o.Now) && d.Before(next) {
+		next = d // passes meanwhile
+	}
+	return o.waitUntil(next, "the manager works on it (%s)%s", o.work(), why)
 }
 
 func (o *Observation) waitForReadable() Decision {
@@ -97,6 +132,9 @@ func (o *Observation) storeIntent() Decision {
 	if o.Unreadable {
 		return o.waitForReadable()
 	}
+	if w := o.Lease.Wanted; w != "" && slices.Contains(o.strangers(), w) {
+		return nothingComes(o.fail("Foreign", device.BlameUnit, "the fabric manager lists %s on this machine already, and no device lease says why", w))
+	}
 	if o.open() {
 		next := o.OpenUntil
 		if d := o.deadline(); d.After(o.Now) && d.Before(next) {
@@ -107,12 +145,16 @@ func (o *Observation) storeIntent() Decision {
 	d := o.phase(device.Attaching, "write ahead what will be asked")
 	d.Kind = StoreIntent
 	d.Lease.SetBefore, d.Lease.AskedAt, d.Lease.AcquiredAt = o.strangers(), o.Now, o.taken()
+	d.Lease.GPUsBefore = nil
+	if o.Settings.Arrival {
+		d.Lease.GPUsBefore = o.gpusHere()
+	}
 	return d
 }
 
 func (o *Observation) storeDevice() Decision {
 	d := o.store("the manager attached %s", o.candidate())
-	d.Lease.FabricDevice, d.Lease.ChangedAt = o.candidate(), o.Now
+	d.Lease.FabricDevice, d.Lease.ChangedAt, d.Lease.Work = o.candidate(), o.Now, ""
 	return d
 }
 
@@ -125,7 +167,7 @@ func (o *Observation) storeLeft() Decision {
 }
 
 func (o *Observation) storeAttached() Decision {
-	uuid := o.onFabric().UUID
+	uuid := o.identity()
 	d := o.phase(device.Attached, "fabric, bus and NVML show the same GPU")
 	d.Lease.UUID, d.Lease.PCI = uuid, o.usable(uuid).Address
 	return d
@@ -179,11 +221,7 @@ func (o *Observation) tellPrepared() Decision {
 }
 
 func (o *Observation) waitForDetach() Decision {
-	next := o.Last.At.Add(o.Settings.Busy)
-	if o.Last.Fault == nil {
-		return o.waitUntil(next, "the manager said %s is detached, and still lists it", o.Lease.FabricDevice)
-	}
-	return o.waitUntil(next, "the manager is asked again: %v", o.Last.Fault)
+	return o.waitUntil(o.Last.At.Add(o.Settings.Busy), "the manager is asked again: %v", o.Last.Fault)
 }
 
 func (o *Observation) failUnknownModel() Decision {
@@ -197,7 +235,7 @@ func (o *Observation) failRefused() Decision {
 
 // nothingComes forgets the call: it was not sent, or was refused.
 func nothingComes(d Decision) Decision {
-	d.Lease.AskedAt, d.Lease.SetBefore = time.Time{}, nil
+	d.Lease.AskedAt, d.Lease.SetBefore, d.Lease.Work = time.Time{}, nil, ""
 	return d
 }
 
@@ -212,10 +250,11 @@ func (o *Observation) failLate() Decision {
 		why = o.Last.Fault.Error()
 	}
 	d := o.fail("AttachTimeout", device.BlameUnit, "not attached within %s: %s", o.Settings.Deadline, why)
+	d.Lease.Work = o.work() // it is looked at until it ends
 	switch {
 	case o.MaySend || o.refused():
 		return nothingComes(d)
-	case o.Last != nil:
+	case o.Last != nil && !o.working():
 		d.Lease.AskedAt = o.Last.At // it settles from there; the next phase does not remember the call
 	}
 	return d

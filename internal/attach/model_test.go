@@ -36,6 +36,7 @@ const (
 	saidBusy
 	saidNo
 	noAnswer
+	works1 // the manager works on it
 )
 
 // Who has the device open, as last looked for.
@@ -73,6 +74,7 @@ type world struct {
 	busBefore, found                                bool
 	last                                            int8
 	lastOld, drainOK, undrainJust, rescanned        bool
+	named                                           bool // the lease says what the manager works on
 	scan                                            int8
 	scanAfterDrain, known                           bool
 }
@@ -109,6 +111,9 @@ func (w world) observe() Observation {
 	}
 	if w.pci {
 		l.PCI = slot
+	}
+	if w.named {
+		l.Work = "job-1"
 	}
 	if w.idle {
 		l.IdleSince = ago(time.Minute)
@@ -149,8 +154,11 @@ func (w world) observeCall(o *Observation) {
 		case w.lastOld:
 			o.Last.At = ago(time.Minute)
 		}
-		if c := []device.FaultClass{"", "", device.FaultBusy, device.FaultNoCapacity, device.FaultUnknown}[w.last]; c != "" {
+		if c := []device.FaultClass{"", "", device.FaultBusy, device.FaultNoCapacity, device.FaultUnknown, ""}[w.last]; c != "" {
 			o.Last.Fault = &device.Fault{Class: c}
+		}
+		if w.last == works1 {
+			o.Last.Work, o.Last.PollAfter = "job-1", 2*time.Second
 		}
 	}
 	if w.rescanned {
@@ -201,7 +209,7 @@ func (w world) stored(l device.Lease, intent bool) world {
 	before := w
 	w.phase, w.dev, w.uuid, w.pci = phaseIndex(l.Phase), l.FabricDevice != "", l.UUID != "", !l.PCI.IsZero()
 	w.settled = w.settled && !l.AskedAt.IsZero() && !l.AskedAt.Equal(now)
-	w.asked = !l.AskedAt.IsZero()
+	w.asked, w.named = !l.AskedAt.IsZero(), l.Work != ""
 	w.idle, w.note, w.toldHeld = !l.IdleSince.IsZero(), len(l.PreparedFor) > 0, l.HeldBy != ""
 	w.late = l.AcquiredAt.Equal(ago(time.Hour))
 	w.failure = l.Failure.Reason != ""
@@ -255,6 +263,7 @@ func (w world) ends(d Decision) []world {
 		return []world{
 			call(saidDone, true, false), call(saidBusy, false, false), call(saidNo, false, false),
 			call(noAnswer, true, false), call(noAnswer, false, true), call(noAnswer, false, false),
+			call(works1, false, true),
 		}
 	case SendDetach:
 		call := func(last int8, now, later bool) world {
@@ -268,10 +277,34 @@ func (w world) ends(d Decision) []world {
 		return []world{
 			call(saidDone, true, false), call(saidBusy, false, false), call(saidNo, false, false),
 			call(noAnswer, true, false), call(noAnswer, false, true), call(noAnswer, false, false),
+			call(works1, false, true),
 		}
+	case Poll:
+		return w.polled()
 	default:
 		return w.endsOnHost(d.Kind)
 	}
+}
+
+// polled are the manager's words on what it works on: it is not over, or how it ended. Only where nothing happened is
+// it refused.
+func (w world) polled() []world {
+	says := func(last int8) world {
+		n := w
+		n.last, n.lastOld = last, false
+		if last != works1 {
+			n.fresh, n.settled, n.listLate = false, false, false
+		}
+		return n
+	}
+	detach := w.is(device.Releasing)
+	switch happened := w.attached != detach; {
+	case w.open1 || w.leaves1:
+		return []world{says(works1)}
+	case happened:
+		return []world{says(saidDone), says(noAnswer)}
+	}
+	return []world{says(saidBusy), says(saidNo), says(noAnswer), says(saidDone)}
 }
 
 // taken: the device leaves the machine.
@@ -376,9 +409,11 @@ func events() []event {
 			w.fresh, w.lastOld, w.scan, w.undrainJust = false, w.last != noCall, notLooked, false
 		}},
 		{"deadline", func(w world) bool { return !w.late }, func(w *world) { w.late = true }},
-		{"settled", func(w world) bool { return w.asked && !w.settled && !w.open1 }, func(w *world) { w.settled, w.listLate = true, false }},
+		{"settled", func(w world) bool {
+			return w.asked && !w.settled && !w.open1 && w.last != works1 && (!w.named || w.last != noCall)
+		}, func(w *world) { w.settled, w.listLate = true, false }},
 		{"detach settled", func(w world) bool {
-			return w.is(device.Releasing) && (w.last == noAnswer || w.found) && !w.leaves1
+			return w.is(device.Releasing) && (w.last == noAnswer || w.found) && !w.leaves1 && (!w.named || w.last != noCall)
 		}, func(w *world) {
 			w.found = false
 			if w.last == noAnswer {

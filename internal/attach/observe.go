@@ -5,6 +5,7 @@ package attach
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/cohdi/cohdi-agent/internal/device"
@@ -21,7 +22,27 @@ func (o *Observation) unwanted() bool {
 // late: the attach has had its time. A lease taken by a clock ahead of ours was taken now.
 func (o *Observation) late() bool { return !o.Now.Before(o.deadline()) }
 
-func (o *Observation) deadline() time.Time { return o.taken().Add(o.Settings.Deadline) }
+func (o *Observation) deadline() time.Time {
+	asked := o.past(o.Lease.AskedAt)
+	if o.MaySend || o.refused() {
+		asked = time.Time{} // it waits for its turn
+	}
+	return o.Settings.until(o.taken(), asked)
+}
+
+// until is when an attach has had its time.
+func (s *Settings) until(taken, asked time.Time) time.Time {
+	switch most := taken.Add(s.Patience); {
+	case s.Patience == 0:
+		return taken.Add(s.Deadline)
+	case asked.IsZero() || asked.Add(s.Deadline).After(most):
+		return most
+	}
+	return asked.Add(s.Deadline)
+}
+
+// Until is when the call for a unit that was taken has had its time, if it is made now.
+func (s *Settings) Until(taken, now time.Time) time.Time { return s.until(taken, now) }
 
 // taken is when the lease was taken, by our clock: until the intent is stored the time is the leader's, and the
 // attach must not be late before it began because that clock is behind.
@@ -143,14 +164,19 @@ func (o *Observation) unchanged() bool { return slices.Equal(o.strangers(), o.Le
 // open: another unit's call may still bring a device.
 func (o *Observation) open() bool { return o.Now.Before(o.OpenUntil) }
 
-// candidate is the device that answers the call: of the model, not there before, nobody else's. Where the
-// configuration has lost the model since, any device that came is. While a lease cannot be read, none is.
+// candidate is the device that answers the call: the one that was wanted, or one of the model, not there before,
+// nobody else's. Where the configuration has lost the model since, any device that came is. While a lease cannot be
+// read, none is.
 func (o *Observation) candidate() string {
 	if o.Unreadable {
 		return ""
 	}
 	for _, d := range o.Here {
-		if (d.Model == o.FabricModel || o.FabricModel == "") && !slices.Contains(o.Lease.SetBefore, d.ID) && !o.Claimed[d.ID] {
+		fits := (d.Model == o.FabricModel || o.FabricModel == "") && !slices.Contains(o.Lease.SetBefore, d.ID)
+		if o.Lease.Wanted != "" {
+			fits = d.ID == o.Lease.Wanted
+		}
+		if fits && !o.Claimed[d.ID] {
 			return d.ID
 		}
 	}
@@ -184,10 +210,95 @@ func (o *Observation) onFabric() *device.OnFabric {
 
 // identity is what tells the unit's device from other GPUs of this node.
 func (o *Observation) identity() device.GPUUUID {
-	if o.Lease.UUID == "" && o.onFabric() != nil {
-		return o.onFabric().UUID
+	switch d := o.onFabric(); {
+	case o.Lease.UUID != "" || d == nil:
+		return o.Lease.UUID
+	case d.UUID != "" || !o.byArrival() || len(o.arrivals()) != 1 || o.uninvited():
+		return d.UUID
 	}
-	return o.Lease.UUID
+	return o.arrivals()[0].UUID
+}
+
+// byArrival: what was here when the call was prepared is known, so that what came can be told.
+func (o *Observation) byArrival() bool { return o.Settings.Arrival && o.Lease.GPUsBefore != nil }
+
+// uninvited: somebody else attached a device since, which may be the GPU that came.
+func (o *Observation) uninvited() bool {
+	return slices.ContainsFunc(o.Here, func(d device.OnFabric) bool {
+		return d.UUID == "" && d.ID != o.Lease.FabricDevice && !o.Claimed[d.ID] && !slices.Contains(o.Lease.SetBefore, d.ID)
+	})
+}
+
+// arrivals are the GPUs that came to this node since the call was prepared and that no other unit is.
+func (o *Observation) arrivals() []GPU {
+	var came []GPU
+	for _, g := range o.NVML {
+		known := slices.Contains(o.Lease.GPUsBefore, string(g.UUID)) || slices.Contains(o.Lease.GPUsBefore, g.Address.String())
+		if g.UUID != "" && !known && !o.Others[g.UUID] && o.functionAt(g.Address) != nil {
+			came = append(came, g)
+		}
+	}
+	return came
+}
+
+// ambiguous: the unit's GPU is one of several that came.
+func (o *Observation) ambiguous() bool {
+	d := o.onFabric()
+	return o.Lease.UUID == "" && d != nil && d.UUID == "" && o.byArrival() && len(o.arrivals()) > 1
+}
+
+// arrived names what came, for people.
+func (o *Observation) arrived() string {
+	var names []string
+	for _, g := range o.arrivals() {
+		names = append(names, fmt.Sprintf("%s at %s", g.UUID, g.Address))
+	}
+	return strings.Join(names, ", ")
+}
+
+// gpusHere are the GPUs of this node: by UUID, and where the driver does not show it by address.
+func (o *Observation) gpusHere() []string {
+	here := make([]string, 0, len(o.Bus))
+	for _, f := range o.Bus {
+		name := f.Address.String()
+		for _, g := range o.NVML {
+			if g.Address == f.Address && g.UUID != "" {
+				name = string(g.UUID)
+			}
+		}
+		here = append(here, name)
+	}
+	slices.Sort(here)
+	return here
+}
+
+// working: the manager works on the last call, of this process or of a former run.
+func (o *Observation) working() bool { return o.work() != "" }
+
+// work is the manager's name for it.
+func (o *Observation) work() string {
+	switch {
+	case o.MaySend: // nothing was sent yet
+		return ""
+	case o.Last != nil:
+		return o.Last.Work
+	}
+	return o.Lease.Work
+}
+
+// pollAt is when the work is looked at again. What a former run began is looked at right away; what waits for a
+// person, or could not be looked at, is left for longer.
+func (o *Observation) pollAt() time.Time {
+	last := o.Tried[Poll]
+	switch {
+	case last.Err != nil || o.Last != nil && o.Last.Fault != nil:
+		return last.At.Add(o.Settings.Busy)
+	case o.Last == nil:
+		return time.Time{}
+	case last.At.Before(o.Last.At):
+		return o.Last.At.Add(o.Last.PollAfter)
+	}
+	return last.At.Add(max(o.Last.PollAfter, o.Settings.Retry))
 }
 
 // function is the unit's device on the bus: where NVML shows its identity, else at the stored address

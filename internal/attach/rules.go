@@ -4,6 +4,7 @@ package attach
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -88,6 +89,34 @@ func assigned() []rule {
 // Attaching: the manager was, or is about to be, asked for one more device of the model. Which one came
 // is read from its list; the kernel, the driver and NVML must show that very device before it is Attached.
 func attaching() []rule {
+	return slices.Concat(named(), []rule{
+		{"work goes on, too late", func(o *Observation) bool { return o.working() && o.late() && !o.unwanted() }, (*Observation).failLate, "The Pod is placed elsewhere; that the manager still works on it stays stored."},
+	}, underWay(), calling(), appearing())
+}
+
+// named: the manager works on what it was asked for, and the lease does not say so yet.
+func named() []rule {
+	return []rule{
+		{"work to be named", func(o *Observation) bool { return o.working() && o.work() != o.Lease.Work }, func(o *Observation) Decision {
+			d := o.store("the manager works on it: %s", o.work())
+			d.Lease.Work = o.work()
+			return d
+		}, "After a crash the next run asks by this name what became of it."},
+	}
+}
+
+// underWay: the manager works on what it was asked for. Nothing is known, and nothing else is done, before that ends.
+func underWay() []rule {
+	return []rule{
+		{"work goes on, look", func(o *Observation) bool { return o.working() && !o.Now.Before(o.pollAt()) }, func(o *Observation) Decision {
+			return o.do(Poll, "the manager works on it: %s", o.work())
+		}, "The manager says what became of it, also to a process that did not ask for it."},
+		{"work goes on", (*Observation).working, (*Observation).waitForWork, "The manager is not pressed; work that waits for a person goes on as soon as that person lets it."},
+	}
+}
+
+// calling: the call for one more device, and which one came.
+func calling() []rule {
 	noDevice := func(o *Observation) bool { return o.Lease.FabricDevice == "" }
 	asked := func(f func(*Observation) bool) func(*Observation) bool {
 		return func(o *Observation) bool { return noDevice(o) && f(o) }
@@ -125,7 +154,12 @@ func attaching() []rule {
 			return o.do(Delete, "its claim is gone and nothing was attached")
 		}, "The call can take no effect any more, and nobody waits."},
 		{"nothing came, ask again", asked(always), (*Observation).storeIntent, "The call can take no effect any more; there is time for another."},
-		// The device.
+	}
+}
+
+// appearing: the device is known, and comes to the node.
+func appearing() []rule {
+	return []rule{
 		{"taken away", func(o *Observation) bool { return o.onFabric() == nil }, func(o *Observation) Decision {
 			return o.fail("Vanished", device.BlameUnit, "the fabric manager no longer lists %s on this machine", o.Lease.FabricDevice)
 		}, "Somebody detached it before it could be used."},
@@ -133,11 +167,14 @@ func attaching() []rule {
 			return o.fail("DeviceCritical", device.BlameUnit, "the fabric manager reports %s as critical (%s); it stays attached, out of use",
 				o.Lease.FabricDevice, o.onFabric().HealthText)
 		}, "It stays attached, out of use, so that the manager does not hand it out again at once."},
-		{"no identity", func(o *Observation) bool { return o.onFabric().UUID == "" }, func(o *Observation) Decision {
+		{"no identity", func(o *Observation) bool { return o.onFabric().UUID == "" && !o.byArrival() }, func(o *Observation) Decision {
 			return o.fail("NoIdentity", device.BlameUnit,
 				"the fabric manager gives no GPU UUID for %s, so it cannot be told from other GPUs of this node", o.Lease.FabricDevice)
 		}, "It could be mistaken for another GPU of this node."},
-		{"seen by all", func(o *Observation) bool { return o.usable(o.onFabric().UUID) != nil }, (*Observation).storeAttached, "Fabric, bus and driver show the same identity: only then a claim may be told."},
+		{"several came", (*Observation).ambiguous, func(o *Observation) Decision {
+			return o.fail("Ambiguous", device.BlameUnit, "the fabric manager gives no GPU UUID for %s, and more than one GPU came to this node: %s", o.Lease.FabricDevice, o.arrived())
+		}, "Either could be somebody else's; it is handed out to nobody."},
+		{"seen by all", func(o *Observation) bool { return o.usable(o.identity()) != nil }, (*Observation).storeAttached, "Fabric, bus and driver show the same identity: only then a claim may be told."},
 		{"not seen, too late", (*Observation).late, (*Observation).failUnseen, "It is there and cannot be used on this node; the failure speaks against the node."},
 		{"no driver", func(o *Observation) bool { return o.unbound() != nil && o.due(Bind) }, (*Observation).bind, "The kernel had its time to bind the driver by itself."},
 		{"not in NVML", func(o *Observation) bool { return o.unlisted() != nil && o.due(Discover) }, func(o *Observation) Decision {
@@ -225,8 +262,11 @@ func releasing() []rule {
 	again := func(o *Observation) bool { // what failed goes back first
 		return !o.Lease.Attempt.IsZero() && o.Lease.Failure.Reason == "" && o.Lease.UUID != ""
 	}
-	return []rule{
+	return slices.Concat(named(), underWay(), []rule{
 		{"which one, look", func(o *Observation) bool { return o.Lease.UUID == "" && o.Lease.FabricDevice != "" && !o.Fresh }, (*Observation).list, "A release must take the right device, and the list tells its identity."},
+		{"several came", (*Observation).ambiguous, func(o *Observation) Decision {
+			return o.waitUntil(o.Now.Add(o.Settings.Hold), "which GPU of this node %s is cannot be told: one of %s; a person has to take the others away", o.Lease.FabricDevice, o.arrived())
+		}, "What is detached has to be off the bus, and the wrong one must not be taken off it."},
 		{"found", func(o *Observation) bool { return o.found() != nil }, func(o *Observation) Decision {
 			d := o.store("%s is at %s", o.identity(), o.found().Address) // a drained GPU is shown no more
 			d.Lease.UUID, d.Lease.PCI = o.identity(), o.found().Address
@@ -267,9 +307,18 @@ func releasing() []rule {
 		}, func(o *Observation) Decision {
 			return o.do(Discover, "%s is on the bus, and may be what goes back", o.unlisted().Address)
 		}, "What is on the bus and unknown to the driver's library may be the device that goes back."},
+	}, detaching())
+}
+
+// detaching: off the fabric, once the node has let it go.
+func detaching() []rule {
+	return []rule{
 		{"machine busy", func(o *Observation) bool { return o.MachineBusy }, (*Observation).waitForMachine, "Calls that exclude each other go one after the other: attach and detach always, two of a kind unless the manager takes them side by side."},
 		{"look", func(o *Observation) bool { return !o.Fresh }, (*Observation).list, "Only a list that was read after the last change says whether it is still attached."},
 		{"unknown, may still go", (*Observation).mayStillGo, (*Observation).lookWhileUnknown, "The call, or a second one, could take the device from whoever gets it next."},
+		{"detached, still listed", func(o *Observation) bool {
+			return o.onFabric() != nil && o.Last != nil && o.Last.Fault == nil && o.Now.Before(o.settledAt())
+		}, (*Observation).lookAfterDetach, "A manager's list may lag behind what it has done; a second call could take the device from whoever gets it next."},
 		{"refused for now", func(o *Observation) bool {
 			return (o.onFabric() != nil || !o.detachSent()) && o.Last != nil && o.Now.Before(o.Last.At.Add(o.Settings.Busy))
 		}, (*Observation).waitForDetach, "A busy manager gets a pause before it is asked again."},
@@ -283,6 +332,7 @@ func releasing() []rule {
 			d := o.phase(device.Assigned, "claim "+o.Lease.Attempt.Claim()+" was allocated while it went back")
 			d.Lease.FabricDevice, d.Lease.PCI, d.Lease.UUID = "", device.PCIAddress{}, ""
 			d.Lease.SetBefore, d.Lease.AskedAt, d.Lease.AcquiredAt = nil, time.Time{}, o.Now
+			d.Lease.GPUsBefore, d.Lease.Work = nil, ""
 			return d
 		}, "A claim was given the unit while it went back: it is served by a new attach."},
 		{"back in the pool", always, func(o *Observation) Decision {
@@ -299,7 +349,7 @@ func failed() []rule {
 			return o.Lease.FabricDevice == "" && !o.Lease.AskedAt.IsZero() && f(o)
 		}
 	}
-	return []rule{
+	return slices.Concat(underWay(), []rule{
 		{"machine busy", unsettled(func(o *Observation) bool { return o.MachineBusy }), (*Observation).waitForMachine, "What another unit's call brings could be mistaken for what came late."},
 		{"it may have come, look", unsettled(func(o *Observation) bool { return !o.Fresh }), (*Observation).list, "A call without an answer may have taken effect."},
 		{"it came after all", unsettled(func(o *Observation) bool { return o.candidate() != "" }), (*Observation).storeDevice, "Found, it goes back in the ordinary way instead of staying attached without a lease."},
@@ -324,7 +374,7 @@ func failed() []rule {
 			d.Lease.Failure = o.Lease.Failure // so that nobody is given it on its way back
 			return d
 		}, "The back-off is over: it goes back to the manager, and nobody is given it on its way."},
-	}
+	})
 }
 
 func always(*Observation) bool { return true }

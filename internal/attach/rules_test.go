@@ -112,6 +112,34 @@ func answered(c device.FaultClass, d time.Duration) mod {
 }
 
 func unlisted(o *Observation) { o.Last.Unlisted = true }
+
+// works: the manager said that long ago that it works on the call.
+func works(d time.Duration) mod {
+	return func(o *Observation) { o.Last = &Result{At: ago(d), Work: "job-1", PollAfter: 3 * time.Second} }
+}
+
+func waitsForPerson(o *Observation) {
+	o.Last.Fault = &device.Fault{Class: device.FaultSuspended, Op: "attach d1", Message: "job-1"}
+}
+func named1(o *Observation) { o.Lease.Work = "job-1" }
+func wanted(o *Observation) { o.Lease.Wanted = "d1" }
+
+// arrival: the manager gives no identity, and these GPUs were there before.
+func arrival(before ...string) mod {
+	return func(o *Observation) { o.Settings.Arrival, o.Lease.GPUsBefore = true, append([]string{}, before...) }
+}
+
+func alsoSeen(o *Observation) {
+	o.Bus = append(o.Bus, Function{Address: other, Driver: "nvidia"})
+	o.NVML = append(o.NVML, GPU{Address: other, UUID: alien})
+}
+
+func anothers(uuid device.GPUUUID) mod {
+	return func(o *Observation) { o.Others = map[device.GPUUUID]bool{uuid: true} }
+}
+func acquired(d time.Duration) mod { return func(o *Observation) { o.Lease.AcquiredAt = ago(d) } }
+func asked(d time.Duration) mod    { return func(o *Observation) { o.Lease.AskedAt = ago(d) } }
+func patient(o *Observation)       { o.Settings.Patience = 9 * time.Minute }
 func here(uuid device.GPUUUID) mod {
 	return func(o *Observation) { o.Here = append(o.Here, device.OnFabric{ID: "d1", Model: model, UUID: uuid}) }
 }
@@ -183,6 +211,8 @@ var table = map[device.Phase][]row{
 				t.Errorf("set before (-want +got):\n%s", diff)
 			}
 		}},
+		{situation: "the wanted one is there already", mods: with(here(ours), wanted), rule: "write ahead", want: Store, check: both(failed1("Foreign", device.BlameUnit), unasked)},
+		{situation: "another than the wanted one is there", mods: with(alsoHere("d9", model), wanted), rule: "write ahead", want: StoreIntent},
 		{situation: "another unit's device is there", mods: with(here(ours), claimed("d1")), rule: "write ahead", want: StoreIntent, check: func(t *testing.T, d Decision) {
 			t.Helper()
 			if len(d.Lease.SetBefore) != 0 {
@@ -209,6 +239,17 @@ var table = map[device.Phase][]row{
 		{situation: "model not configured here", mods: with(noModel), rule: "unknown model", want: Store, check: failed1("UnknownModel", device.BlameNode)},
 		{situation: "deadline passed in the queue", mods: with(late, machineBusy), rule: "too late", want: Store, check: failed1("AttachTimeout", device.BlameUnit)},
 		{situation: "another unit attaches", mods: with(machineBusy), rule: "machine busy", want: Wait},
+		{situation: "waits for its turn beyond the deadline of a call", mods: with(patient, acquired(8*time.Minute), machineBusy), rule: "machine busy", want: Wait},
+		{situation: "waited for its turn for too long", mods: with(patient, acquired(9*time.Minute), machineBusy), rule: "too late", want: Store, check: failed1("AttachTimeout", device.BlameUnit)},
+		{situation: "the manager gives no identities", mods: with(bound, seen(ours), func(o *Observation) {
+			o.Settings.Arrival = true
+			o.Bus = append(o.Bus, Function{Address: other, Driver: "vfio-pci"})
+		}), rule: "write ahead", want: StoreIntent, check: func(t *testing.T, d Decision) {
+			t.Helper()
+			if diff := cmp.Diff([]string{other.String(), string(ours)}, d.Lease.GPUsBefore); diff != "" {
+				t.Errorf("what was here before (-want +got):\n%s", diff)
+			}
+		}},
 		{situation: "an action runs", mods: with(running(Store)), rule: "running", want: Wait},
 		{situation: "storing failed just now", mods: with(tried(StoreIntent, time.Second, errTry)), rule: "write ahead", want: Wait, wake: time.Second},
 	},
@@ -228,7 +269,34 @@ var table = map[device.Phase][]row{
 		{situation: "intent stored, another unit's turn", mods: with(maySend, machineBusy), rule: "machine busy", want: Wait},
 		{situation: "call runs", mods: with(maySend, running(SendAttach)), rule: "running", want: Wait},
 		{situation: "a device that was attached without a lease", mods: with(never, became, nobody, here(ours), bound, seen(ours)), rule: "seen by all", want: Store},
+		// What the manager works on.
+		{situation: "the manager works on it", mods: with(works(time.Second)), rule: "work to be named", want: Store, check: worksOn1},
+		{situation: "the manager works on it, too late", mods: with(works(time.Second), late), rule: "work to be named", want: Store, check: worksOn1},
+		{situation: "asked just now", mods: with(works(time.Second), named1), rule: "work goes on", want: Wait, wake: 2 * time.Second},
+		{situation: "asked a moment ago", mods: with(works(4*time.Second), named1), rule: "work goes on, look", want: Poll},
+		{situation: "looked at just now", mods: with(works(time.Second), named1, tried(Poll, time.Second, nil)), rule: "work goes on", want: Wait, wake: 2 * time.Second},
+		{situation: "looked at a moment ago, listed meanwhile", mods: with(works(4*time.Second), named1, tried(Poll, 4*time.Second, nil), here(ours)), rule: "work goes on, look", want: Poll},
+		{situation: "work of a former run", mods: with(named1, stale), rule: "work goes on, look", want: Poll},
+		{situation: "work of a former run, the look failed", mods: with(named1, tried(Poll, time.Second, errTry)), rule: "work goes on", want: Wait, wake: 6 * time.Second},
+		{situation: "work waits for a person", mods: with(works(4*time.Second), named1, waitsForPerson, tried(Poll, 4*time.Second, nil)), rule: "work goes on", want: Wait, wake: 3 * time.Second},
+		{situation: "work goes on, the deadline comes first", mods: with(works(time.Second), named1, acquired(4*time.Minute-time.Second)), rule: "work goes on", want: Wait, wake: time.Second},
+		{situation: "work goes on, too late", mods: with(works(4*time.Second), named1, late), rule: "work goes on, too late", want: Store, check: both(both(failed1("AttachTimeout", device.BlameUnit), asked1), worksOn1)},
+		{situation: "work goes on, too late for nobody", mods: with(works(4*time.Second), named1, late, nobody), rule: "work goes on, look", want: Poll},
+		{situation: "asked a while ago, after a long wait for its turn", mods: with(patient, acquired(6*time.Minute), works(4*time.Second), named1), rule: "work goes on, look", want: Poll},
+		{situation: "asked long ago, after a long wait for its turn", mods: with(patient, acquired(8*time.Minute), asked(5*time.Minute), works(4*time.Second), named1), rule: "work goes on, too late", want: Store, check: worksOn1},
+		{situation: "busy for longer than a call may take", mods: with(patient, acquired(8*time.Minute), asked(5*time.Minute), answered(device.FaultBusy, time.Minute)), rule: "refused, ask again", want: StoreIntent},
+		{situation: "work ended, listed", mods: with(answered("", time.Second), named1, here(ours)), rule: "one came", want: Store, check: func(t *testing.T, d Decision) {
+			t.Helper()
+			if d.Lease.Work != "" {
+				t.Errorf("work = %q: the next run would ask what became of it, and take that for a detach's", d.Lease.Work)
+			}
+		}},
+		{situation: "work refused", mods: with(answered(device.FaultRejected, time.Second), named1), rule: "refused for good", want: Store, check: both(failed1("Rejected", device.BlameUnit), unasked)},
 		// Its outcome.
+		{situation: "the wanted one came", mods: with(wanted, alsoHere("d9", model), here(ours)), rule: "one came", want: Store, check: became1},
+		{situation: "the wanted one is of another name in the list", mods: with(wanted, alsoHere("d1", "its full name")), rule: "one came", want: Store, check: became1},
+		{situation: "another came than the wanted one", mods: with(wanted, alsoHere("d9", model)), rule: "unknown, may still come", want: Wait, wake: 4 * time.Second},
+		{situation: "done minutes ago, the list lags", mods: with(answered("", 2*time.Minute), looked(10*time.Second)), rule: "unknown, may still come", want: Wait, wake: 5 * time.Second},
 		{situation: "refused for good, kept", mods: with(answered(device.FaultNoCapacity, time.Second), nobody, kept), rule: "refused for good", want: Store, check: failed1("NoCapacity", device.BlameModel)},
 		{situation: "nothing came in time, kept", mods: with(settled, nobody, kept, late), rule: "nothing came in time", want: Store, check: failed1("AttachTimeout", device.BlameUnit)},
 		{situation: "reply done, listed", mods: with(answered("", time.Second), here(ours)), rule: "one came", want: Store, check: became1},
@@ -333,6 +401,22 @@ var table = map[device.Phase][]row{
 		}},
 		{situation: "taken away while attaching", mods: with(became), rule: "taken away", want: Store, check: failed1("Vanished", device.BlameUnit)},
 		{situation: "arrived broken", mods: with(became, here(ours), critical, bound, seen(ours)), rule: "critical", want: Store, check: failed1("DeviceCritical", device.BlameUnit)},
+		{situation: "manager gives no identity, one came", mods: with(became, here(""), bound, seen(ours), arrival()), rule: "seen by all", want: Store, check: func(t *testing.T, d Decision) {
+			t.Helper()
+			if d.Lease.Phase != device.Attached || d.Lease.UUID != ours || d.Lease.PCI != slot {
+				t.Errorf("lease = %+v", d.Lease)
+			}
+		}},
+		{situation: "manager gives no identity, one came beside another unit's and one of before", mods: with(became, here(""), bound, seen(ours), alsoSeen, anothers(alien), arrival("GPU-before")), rule: "seen by all", want: Store},
+		{situation: "manager gives no identity, all were there before", mods: with(became, here(""), bound, seen(ours), alsoSeen, arrival(string(ours), other.String()), longAgo), rule: "not on the bus", want: Rescan},
+		{situation: "manager gives no identity, two came", mods: with(became, here(""), bound, seen(ours), alsoSeen, arrival()), rule: "several came", want: Store, check: both(failed1("Ambiguous", device.BlameUnit), func(t *testing.T, d Decision) {
+			t.Helper()
+			if d.Lease.UUID != "" || d.Lease.FabricDevice != "d1" {
+				t.Errorf("lease = %+v", d.Lease)
+			}
+		})},
+		{situation: "manager gives no identity, one came, somebody attached another", mods: with(became, here(""), func(o *Observation) { o.Here = append(o.Here, device.OnFabric{ID: "d9"}) }, bound, seen(ours), arrival(), longAgo), rule: "not on the bus", want: Rescan},
+		{situation: "manager gives identities, two came", mods: with(became, here(ours), bound, seen(ours), alsoSeen, arrival()), rule: "seen by all", want: Store},
 		{situation: "manager gives no identity", mods: with(became, here(""), bound, seen(ours)), rule: "no identity", want: Store, check: failed1("NoIdentity", device.BlameUnit)},
 	},
 	device.Attached: {
@@ -435,10 +519,19 @@ var table = map[device.Phase][]row{
 		{situation: "off the bus, another unit's call", mods: with(offBus, machineBusy), rule: "machine busy", want: Wait},
 		{situation: "its address is not known, something is on the bus", mods: with(bound, silent, nowhere), rule: "not found, ask the driver", want: Discover},
 		{situation: "its address is not known, the driver was asked", mods: with(bound, silent, nowhere, tried(Discover, time.Second, nil)), rule: "off the fabric", want: SendDetach},
+		{situation: "the manager works on it", mods: with(offBus, works(time.Second)), rule: "work to be named", want: Store, check: worksOn1},
+		{situation: "the manager works on it, looked at a moment ago", mods: with(offBus, works(4*time.Second), named1), rule: "work goes on, look", want: Poll},
+		{situation: "the manager works on it, looked at just now", mods: with(offBus, works(time.Second), named1), rule: "work goes on", want: Wait, wake: 2 * time.Second},
+		{situation: "the manager works on it, back on the bus by a rescan, allocated", mods: with(works(time.Second), named1, serves(ready)), rule: "work goes on", want: Wait, wake: 2 * time.Second},
+		{situation: "work of a former run", mods: with(offBus, named1, foundBefore(time.Second)), rule: "work goes on, look", want: Poll},
+		{situation: "the manager gives no identity, one came", mods: with(anonymous, notHere, here(""), arrival()), rule: "found", want: Store},
+		{situation: "the manager gives no identity, two came", mods: with(anonymous, notHere, here(""), alsoSeen, arrival()), rule: "several came", want: Wait, wake: 30 * time.Second},
 		{situation: "another unit is at the stored address", mods: with(seen(alien)), rule: "off the fabric", want: SendDetach},
 		{situation: "another unit is at the stored address, NVML silent", mods: with(silent, taken, tried(Discover, time.Second, nil)), rule: "off the fabric", want: SendDetach},
 		{situation: "manager is busy", mods: with(offBus, answered(device.FaultBusy, time.Second)), rule: "refused for now", want: Wait, wake: 6 * time.Second},
-		{situation: "manager said done, still listed", mods: with(offBus, answered("", time.Second)), rule: "refused for now", want: Wait, wake: 6 * time.Second},
+		{situation: "manager said done, still listed", mods: with(offBus, answered("", time.Second)), rule: "detached, still listed", want: Wait, wake: 4 * time.Second},
+		{situation: "manager said done a while ago, still listed", mods: with(offBus, answered("", time.Minute), looked(10*time.Second)), rule: "detached, still listed", want: ListFabric},
+		{situation: "manager said done long ago, still listed", mods: with(offBus, answered("", time.Hour)), rule: "off the fabric", want: SendDetach},
 		{situation: "reply lost, still listed", mods: with(offBus, answered(device.FaultUnknown, time.Second)), rule: "unknown, may still go", want: Wait, wake: 4 * time.Second},
 		{situation: "reply lost, still listed, time for a look", mods: with(offBus, answered(device.FaultUnknown, time.Minute), looked(10*time.Second)), rule: "unknown, may still go", want: ListFabric},
 		{situation: "found so after a restart", mods: with(offBus, foundBefore(time.Second)), rule: "unknown, may still go", want: Wait, wake: 4 * time.Second},
@@ -493,6 +586,8 @@ var table = map[device.Phase][]row{
 				t.Error("on its way back it is not known any more that it failed")
 			}
 		})},
+		{situation: "the manager still works on it", mods: with(asked0, named1, serves(onCall)), rule: "work goes on, look", want: Poll},
+		{situation: "the manager still works on it, looked at just now", mods: with(asked0, named1, works(time.Second)), rule: "work goes on", want: Wait, wake: 2 * time.Second},
 		{situation: "it may have come, list old", mods: with(asked0, stale), rule: "it may have come, look", want: ListFabric},
 		{situation: "it came after all", mods: with(asked0, here(ours)), rule: "it came after all", want: Store, check: both(became1, phase1(device.Failed))},
 		{situation: "it came after all, claim not taken back", mods: with(asked0, here(ours), serves(onCall)), rule: "it came after all", want: Store},
@@ -547,6 +642,13 @@ func asked1(t *testing.T, d Decision) {
 	t.Helper()
 	if d.Lease.AskedAt.IsZero() {
 		t.Error("something may come of the call, and nobody waits for it")
+	}
+}
+
+func worksOn1(t *testing.T, d Decision) {
+	t.Helper()
+	if d.Lease.Work != "job-1" {
+		t.Errorf("work = %q: the next run could not ask what became of it", d.Lease.Work)
 	}
 }
 

@@ -13,8 +13,12 @@ type Settings struct {
 	// Parallel: the manager takes several attaches, or several detaches, of one machine at once, and its list tells
 	// the devices apart.
 	Parallel bool
-	// Deadline is how long an attach may take from the moment the lease was taken.
-	Deadline time.Duration
+	// Arrival: the manager does not say which GPU its device is; it is known by its arrival on this node. So one unit
+	// comes at a time.
+	Arrival bool
+	// Deadline is how long an attach may take from the moment the lease was taken; where nodes wait for each other at
+	// the manager, from when it was asked, and Patience is how long all may take then. Zero: they do not.
+	Deadline, Patience time.Duration
 	// MaxCall is how long the manager may work on one call, whether or not somebody waits for the answer.
 	MaxCall time.Duration
 	// Settle is how long a call may still take effect on the fabric after the manager has ended it. Only then
@@ -43,7 +47,11 @@ type Result struct {
 	// Unlisted: the manager did not list the device when it was asked to detach it, so that the list does not tell
 	// whether the call has taken effect.
 	Unlisted bool
-	// Fault is nil when the manager said that it was done.
+	// Work is the manager's name for what it still does: what came of the call is not known before that has ended.
+	// PollAfter is how long to leave it before it is looked at.
+	Work      string
+	PollAfter time.Duration
+	// Fault is nil when the manager said that it was done. Of work that is not over it says what keeps it.
 	Fault *device.Fault
 }
 
@@ -119,6 +127,8 @@ type Observation struct {
 	// the bus when the intent was stored, nil where this process did not store it.
 	Taken     map[device.PCIAddress]bool
 	BusBefore map[device.PCIAddress]bool
+	// Others are the GPUs that other leases of this machine name.
+	Others map[device.GPUUUID]bool
 
 	// Leaving: another unit's device is being taken off the bus, or is off it and about to leave the fabric.
 	Leaving bool
@@ -155,6 +165,8 @@ const (
 	SendAttach Kind = "SendAttach"
 	// SendDetach asks the manager to take Decision.Lease.FabricDevice from this machine.
 	SendDetach Kind = "SendDetach"
+	// Poll asks the manager what became of Decision.Lease.Work.
+	Poll Kind = "Poll"
 
 	// Store writes Decision.Lease.
 	Store Kind = "Store"
@@ -185,7 +197,7 @@ const (
 // Kinds returns every action, for metrics that exist from the start and for tests.
 func Kinds() []Kind {
 	return []Kind{
-		Wait, ListFabric, SendAttach, SendDetach, Store, StoreIntent, Delete, Rescan, RescanAll, Bind, Discover,
+		Wait, ListFabric, SendAttach, SendDetach, Poll, Store, StoreIntent, Delete, Rescan, RescanAll, Bind, Discover,
 		FindHolders, Drain, Undrain, Remove, Tell,
 	}
 }

@@ -39,9 +39,11 @@ func axes() []axis {
 		{"device", []mod{nothing, became}, asking},
 		{"device", []mod{attached1, both2(attached1, anonymous), both2(attached1, failedBefore)}, releasing},
 		{"call", []mod{never, asked0, settled, both2(asked0, maySend)}, asking},
-		{"last", []mod{nothing, answered("", time.Second), answered(device.FaultBusy, time.Second), answered(device.FaultBusy, time.Minute), answered(device.FaultNoCapacity, time.Second), answered(device.FaultUnknown, time.Second)}, attaching},
-		{"last", []mod{nothing, answered(device.FaultBusy, time.Second), answered(device.FaultUnknown, time.Minute)}, releasing},
-		{"fabric", []mod{notHere, listed(ours, ""), listed(ours, device.HealthCritical), listed("", "")}, []device.Phase{device.Assigned, device.Attaching, device.Failed}},
+		{"last", []mod{nothing, answered("", time.Second), answered(device.FaultBusy, time.Second), answered(device.FaultBusy, time.Minute), answered(device.FaultNoCapacity, time.Second), answered(device.FaultUnknown, time.Second), works(4 * time.Second), both2(works(4*time.Second), named1), named1}, attaching},
+		{"last", []mod{nothing, answered(device.FaultBusy, time.Second), answered(device.FaultUnknown, time.Minute), works(4 * time.Second), both2(works(4*time.Second), named1), named1}, releasing},
+		{"work", []mod{nothing, named1}, []device.Phase{device.Failed}},
+		{"fabric", []mod{notHere, listed(ours, ""), listed(ours, device.HealthCritical), listed("", ""), both2(listed("", ""), arrival()), both2(listed("", ""), arrival(string(ours)))}, []device.Phase{device.Attaching}},
+		{"fabric", []mod{notHere, listed(ours, ""), listed(ours, device.HealthCritical), listed("", "")}, []device.Phase{device.Assigned, device.Failed}},
 		{"fabric", []mod{notHere, listed(ours, "")}, last},
 		{"list", []mod{nothing, stale, listFails(time.Second)}, everywhere},
 		{"machine", []mod{nothing, machineBusy}, []device.Phase{device.Assigned, device.Attaching, device.Releasing, device.Failed}},
@@ -146,6 +148,14 @@ func wrongs(o *Observation, d Decision) []string {
 	open := o.Lease.FabricDevice == "" && o.Lease.AskedAt != (time.Time{}) && !o.MaySend && // a call may still take effect
 		(o.Last == nil || o.Last.Fault == nil || !o.Last.Fault.Definite()) && o.Now.Before(o.Lease.AskedAt.Add(o.Settings.Settle))
 
+	working := !o.MaySend && (o.Last != nil && o.Last.Work != "" || o.Last == nil && o.Lease.Work != "") // nobody knows what came of it
+	switch d.Kind {
+	case SendAttach, SendDetach, StoreIntent, Delete, Remove:
+		never(working, "goes on while the manager works")
+	case Store:
+		never(working && d.Lease.Work == "", "forgets what the manager works on")
+	default:
+	}
 	switch d.Kind {
 	case Drain, Remove, SendDetach:
 		never(o.Lease.Phase != device.Releasing, "takes a device away that nobody asked for")
@@ -177,7 +187,9 @@ func wrongs(o *Observation, d Decision) []string {
 		return w
 	}
 	came, went := d.Lease.Phase, o.Lease.Phase
-	never(came == device.Attached && went == device.Attaching && (!o.Fresh || !isListed || !usable || o.Here[0].UUID != ours),
+	arrived := isListed && o.Here[0].UUID == "" && o.Settings.Arrival && !slices.Contains(o.Lease.GPUsBefore, string(d.Lease.UUID)) &&
+		slices.ContainsFunc(o.NVML, func(g GPU) bool { return g.UUID == d.Lease.UUID && onBus(g.Address) })
+	never(came == device.Attached && went == device.Attaching && (!o.Fresh || !isListed || (!usable || o.Here[0].UUID != ours) && !arrived),
 		"calls attached what fabric, bus and NVML do not all show")
 	never(came == device.Attached && went == device.Releasing && !wanted, "calls a release back for nobody")
 	never(came == device.Attached && (d.Lease.UUID == "" || d.Lease.Failure.Reason != ""), "calls attached what has no identity, or failed")

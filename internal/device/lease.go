@@ -143,6 +143,15 @@ type Lease struct {
 	// lease names, answers the call.
 	SetBefore []string
 	AskedAt   time.Time
+	// Wanted is the very device that the unit is, where the manager lets the caller choose; only that one answers
+	// the call. The leader writes it.
+	Wanted string
+	// GPUsBefore are the GPUs that the node had when the call was prepared: UUIDs, and the addresses of those whose
+	// UUID the driver did not show. Where the manager does not say which GPU its device is, the one that is not
+	// among them is. Nil where the manager says it.
+	GPUsBefore []string
+	// Work is the manager's name for what it does for the unit, so that any process can ask what became of it.
+	Work string
 	// FabricDevice is the device that the unit has become; empty before that.
 	FabricDevice string
 	PCI          PCIAddress

@@ -56,6 +56,12 @@ type Fabric interface {
 	Attached(ctx context.Context, machines []device.Machine) map[device.Machine][]device.OnFabric
 }
 
+// Limiter is a manager that has limits of its own.
+type Limiter interface {
+	// Limits reads how many of each model the machine must and may have; a model that is missing it cannot have.
+	Limits(ctx context.Context, m device.Machine) (map[device.Model]pool.Limit, error)
+}
+
 // Election tells whether this agent leads.
 type Election interface {
 	// StillLeads reads the election from the API server; an error means no, or unknown.

@@ -16,7 +16,7 @@ import (
 	"github.com/cohdi/cohdi-agent/internal/pool"
 )
 
-// Config is what a Loop is made of; every field but Spawn is required.
+// Config is what a Loop is made of; every field but Spawn and Limiter is required.
 type Config struct {
 	Fabric   device.FabricID
 	Models   func() []pool.Model
@@ -25,6 +25,8 @@ type Config struct {
 	// CountEvery is how often the manager is asked what is free and what is attached; what is free is asked
 	// anew when a lease has come or gone, at most every CountPause.
 	CountEvery, CountPause time.Duration
+	// LimitEvery is how often a machine's limits are read.
+	LimitEvery time.Duration
 	// Debounce is the least time between two plans: the first of a burst of changes is acted upon at once, the others
 	// together. Retry is the pause after a step that failed.
 	Debounce, Retry time.Duration
@@ -36,9 +38,11 @@ type Config struct {
 	Nodes     Nodes
 	Publisher Publisher
 	Manager   Fabric
-	Election  Election
-	Observer  Observer
-	Clock     clock.WithTicker
+	// Limiter is the same manager, nil if it has no limits of its own.
+	Limiter  Limiter
+	Election Election
+	Observer Observer
+	Clock    clock.WithTicker
 	// Spawn runs the count beside the loop; a goroutine if nil.
 	Spawn func(func())
 }
@@ -48,11 +52,12 @@ type Loop struct {
 	cfg   Config
 	poked chan struct{}
 
-	taints  map[string]time.Time // since when a taint was seen, by entry
-	away    map[string]time.Time // since when an agent was seen away, by node
-	counted time.Time            // when the manager was last asked what is free
-	listed  time.Time            // when it was last asked what is attached
-	units   []device.Unit        // the order that was handed over for publishing; a cache may show it later
+	taints  map[string]time.Time         // since when a taint was seen, by entry
+	away    map[string]time.Time         // since when an agent was seen away, by node
+	counted time.Time                    // when the manager was last asked what is free
+	listed  time.Time                    // when it was last asked what is attached
+	limited map[device.Machine]time.Time // when a machine's limits were last asked for
+	units   []device.Unit                // the order that was handed over for publishing; a cache may show it later
 
 	unneeded map[device.Unit]time.Time // since when each plan has found a unit unneeded
 	foreign  map[string]time.Time      // from which list on each plan has found a device foreign
@@ -70,8 +75,8 @@ func New(cfg Config) *Loop {
 	return &Loop{
 		cfg: cfg, poked: make(chan struct{}, 1),
 		taints: map[string]time.Time{}, away: map[string]time.Time{},
-		unneeded: map[device.Unit]time.Time{}, foreign: map[string]time.Time{},
-		inventory: pool.Inventory{Free: map[device.Model]pool.Supply{}, Leased: map[device.Unit]string{}},
+		unneeded: map[device.Unit]time.Time{}, foreign: map[string]time.Time{}, limited: map[device.Machine]time.Time{},
+		inventory: pool.Inventory{Limits: map[device.Machine]map[device.Model]pool.Limit{}, Free: map[device.Model]pool.Supply{}, Leased: map[device.Unit]string{}},
 	}
 }
 
@@ -229,15 +234,19 @@ func (l *Loop) count(ctx context.Context, w pool.World) {
 	leased := leasedDevices(w.Leases)
 	due := func(last time.Time, pause time.Duration) bool { return last.IsZero() || !w.Now.Before(last.Add(pause)) }
 	list := w.Settings.NeedsAttached() && due(l.listed, l.cfg.CountEvery)
+	limits := l.limitsDue(w)
 	l.mu.Lock()
 	same := maps.Equal(leased, l.inventory.Leased)
-	start := !l.counting && (list || due(l.counted, l.cfg.CountEvery) || !same && due(l.counted, l.cfg.CountPause))
+	start := !l.counting && (list || len(limits) > 0 || due(l.counted, l.cfg.CountEvery) || !same && due(l.counted, l.cfg.CountPause))
 	l.counting = l.counting || start
 	l.mu.Unlock()
 	if !start {
 		return
 	}
 	l.counted = w.Now
+	for _, m := range limits {
+		l.limited[m] = w.Now
+	}
 	names := make([]device.Model, 0, len(w.Models))
 	for _, m := range w.Models {
 		names = append(names, m.Name)
@@ -251,7 +260,55 @@ func (l *Loop) count(ctx context.Context, w pool.World) {
 			}
 		}
 	}
-	l.cfg.Spawn(func() { l.ask(ctx, names, leased, machines, list) })
+	l.cfg.Spawn(func() {
+		l.ask(ctx, names, leased, machines, list)
+		l.limit(ctx, limits)
+		l.mu.Lock()
+		l.counting = false
+		l.mu.Unlock()
+		l.Poke()
+	})
+}
+
+// mostLimits bounds how many machines' limits are read at a time, so that what is free is counted meanwhile.
+const mostLimits = 16
+
+// limitsDue are machines whose limits are to be read. Those of a machine that left are read anew when it is back.
+func (l *Loop) limitsDue(w pool.World) []device.Machine {
+	if l.cfg.Limiter == nil {
+		return nil
+	}
+	asked, due := make(map[device.Machine]time.Time, len(w.Nodes)), []device.Machine(nil)
+	for i := range w.Nodes {
+		m := w.Nodes[i].Machine
+		if !w.Nodes[i].Member || m == "" {
+			continue
+		}
+		asked[m] = l.limited[m]
+		if asked[m].IsZero() || !w.Now.Before(asked[m].Add(l.cfg.LimitEvery)) {
+			due = append(due, m)
+		}
+	}
+	l.limited = asked
+	slices.SortFunc(due, func(a, b device.Machine) int { return asked[a].Compare(asked[b]) })
+	return due[:min(len(due), mostLimits)]
+}
+
+// limit reads the limits of machines. Where they cannot be read, those that were read before stand.
+func (l *Loop) limit(ctx context.Context, machines []device.Machine) {
+	for _, m := range machines {
+		call, cancel := context.WithTimeout(ctx, l.cfg.CallDeadline)
+		limits, err := l.cfg.Limiter.Limits(call, m)
+		cancel()
+		if err != nil {
+			klog.FromContext(ctx).V(1).Info("A machine's limits could not be read", "machine", m, "err", err)
+			continue
+		}
+		l.mu.Lock()
+		l.inventory.Limits = maps.Clone(l.inventory.Limits)
+		l.inventory.Limits[m] = limits
+		l.mu.Unlock()
+	}
 }
 
 // ask reads what is free, and what is attached if that is due.
@@ -266,7 +323,6 @@ func (l *Loop) ask(ctx context.Context, names []device.Model, leased map[device.
 		cancel()
 	}
 	l.mu.Lock()
-	l.counting = false
 	if len(free) > 0 || err == nil {
 		l.inventory.Free, l.inventory.Leased = free, leased
 	}
@@ -274,7 +330,6 @@ func (l *Loop) ask(ctx context.Context, names []device.Model, leased map[device.
 		l.inventory.Attached, l.inventory.AttachedAt = attached, asked
 	}
 	l.mu.Unlock()
-	l.Poke()
 }
 
 func (l *Loop) free(ctx context.Context, names []device.Model) (map[device.Model]pool.Supply, error) {

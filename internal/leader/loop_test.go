@@ -44,7 +44,10 @@ type rig struct {
 	attached  map[device.Machine][]device.OnFabric
 	lists     int
 	freeErr   error
-	hang      chan struct{} // a count does not end before
+	limits    map[device.Machine]map[device.Model]pool.Limit
+	limitErr  error
+	limited   []device.Machine // whose limits were asked for
+	hang      chan struct{}    // a count does not end before
 	counts    int
 	plans     []pool.Plan
 	notLeader error
@@ -261,6 +264,13 @@ func (r *rig) Attached(_ context.Context, machines []device.Machine) map[device.
 		}
 	}
 	return of
+}
+
+func (r *rig) Limits(_ context.Context, m device.Machine) (map[device.Model]pool.Limit, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.limited = append(r.limited, m)
+	return r.limits[m], r.limitErr
 }
 
 func (r *rig) StillLeads(context.Context) error {
@@ -882,4 +892,34 @@ func TestDebounce(t *testing.T) {
 			t.Errorf("the first plan is not for the first claim, and the second for the two others: %+v", r.plans)
 		}
 	})
+}
+
+// TestLimits: what the manager lets a machine have is read once in a while, and stands where it cannot be read.
+func TestLimits(t *testing.T) {
+	r := newRig()
+	r.limits = map[device.Machine]map[device.Model]pool.Limit{"m-n1": {"a100": {Max: 0}}, "m-n2": {"a100": {Max: pool.NoLimit}}}
+	l := r.loop()
+	l.cfg.Spawn, l.cfg.Limiter, l.cfg.LimitEvery = func(f func()) { f() }, r, 10*time.Minute
+	attachable := func() map[string]bool {
+		l.Step(t.Context())
+		l.Step(t.Context())
+		at := map[string]bool{}
+		for _, n := range r.plans[len(r.plans)-1].Labels {
+			at[n.Node] = n.Attachable["a100"]
+		}
+		return at
+	}
+	want := map[string]bool{"n1": false, "n2": true}
+	if got := attachable(); !maps.Equal(got, want) {
+		t.Errorf("attachable %v, want %v", got, want)
+	}
+	r.clock.Step(time.Minute)
+	if attachable(); len(r.limited) != 2 {
+		t.Errorf("asked for the limits of %v within a minute", r.limited)
+	}
+	r.limitErr = errors.New("the manager is down")
+	r.clock.Step(10 * time.Minute)
+	if got := attachable(); !maps.Equal(got, want) || len(r.limited) != 4 {
+		t.Errorf("attachable %v, want %v as before; asked for %v", got, want, r.limited)
+	}
 }

@@ -37,6 +37,9 @@ const (
 	annFabricDevice = device.Driver + "/fabric-device"
 	annSetBefore    = device.Driver + "/set-before"
 	annAskedAt      = device.Driver + "/asked-at"
+	annWanted       = device.Driver + "/wanted-device"
+	annGPUsBefore   = device.Driver + "/gpus-before"
+	annWork         = device.Driver + "/work"
 	annPCIAddress   = device.Driver + "/pci-address"
 	annGPUUUID      = device.Driver + "/gpu-uuid"
 	annReason       = device.Driver + "/reason"
@@ -123,6 +126,9 @@ func annotations(l device.Lease) map[string]string {
 		// says which device answers the call.
 		annSetBefore:  list(l.SetBefore),
 		annAskedAt:    instant(l.AskedAt),
+		annWanted:     l.Wanted,
+		annGPUsBefore: list(l.GPUsBefore),
+		annWork:       l.Work,
 		annPCIAddress: pci,
 		annGPUUUID:    string(l.UUID),
 		annReason:     l.Failure.Reason,
@@ -200,6 +206,9 @@ func decode(obj *coordinationv1.Lease) (device.Lease, error) {
 		FabricDevice: obj.Annotations[annFabricDevice],
 		SetBefore:    r.list(annSetBefore),
 		AskedAt:      parse(&r, annAskedAt, parseInstant),
+		Wanted:       obj.Annotations[annWanted],
+		GPUsBefore:   r.list(annGPUsBefore),
+		Work:         obj.Annotations[annWork],
 		PCI:          parse(&r, annPCIAddress, device.ParsePCIAddress),
 		UUID:         parse(&r, annGPUUUID, device.ParseGPUUUID),
 		Failure: device.Failure{

@@ -34,7 +34,7 @@ func full() device.Lease {
 			Reason: "NoCapacity", Message: "the manager said: \"none left\"\nask for less", Blame: device.BlameModel,
 			RetryAfter: at.Add(time.Minute),
 		},
-		SetBefore: []string{"d1", "d2"}, AskedAt: at, FabricDevice: "d3",
+		SetBefore: []string{"d1", "d2"}, AskedAt: at, Wanted: "d3", GPUsBefore: []string{"0000:01:00.0"}, Work: "job-1", FabricDevice: "d3",
 		PCI: device.PCIAddress{Bus: 0x3b}, UUID: "GPU-1b7e8d9c-0000-4000-8000-00000000abcd",
 		Kept: true, PreparedFor: []string{"u1"}, HeldBy: "python3 (pid 4711)", IdleSince: at,
 		AcquiredAt: at, ChangedAt: at.Add(time.Second), Transitions: 7,
@@ -82,6 +82,9 @@ func TestEncode(t *testing.T) {
 				"gpu.cohdi.io/machine":       "9b1d3e20-1111-4a6b-8c00-00000000a001",
 				"gpu.cohdi.io/fabric-device": "d3",
 				"gpu.cohdi.io/set-before":    `["d1","d2"]`,
+				"gpu.cohdi.io/wanted-device": "d3",
+				"gpu.cohdi.io/gpus-before":   `["0000:01:00.0"]`,
+				"gpu.cohdi.io/work":          "job-1",
 				"gpu.cohdi.io/asked-at":      "2026-01-02T03:04:05.678901Z",
 				"gpu.cohdi.io/pci-address":   "0000:3b:00.0",
 				"gpu.cohdi.io/gpu-uuid":      "GPU-1b7e8d9c-0000-4000-8000-00000000abcd",
@@ -274,7 +277,7 @@ func randomLease(r *rand.Rand) device.Lease {
 		Phase:   device.Phases()[r.IntN(len(device.Phases()))],
 		Failure: device.Failure{Reason: text(), Message: text(), Blame: device.Blame(text()), RetryAfter: instant()},
 
-		SetBefore: items(), AskedAt: instant(), FabricDevice: text(),
+		SetBefore: items(), AskedAt: instant(), Wanted: text(), GPUsBefore: items(), Work: text(), FabricDevice: text(),
 		Kept: maybe(), PreparedFor: items(), HeldBy: text(), IdleSince: instant(),
 		AcquiredAt: instant(), ChangedAt: instant(), Transitions: r.Int32(),
 	}

@@ -56,7 +56,7 @@ type Operation string
 
 // Operations returns the calls that any manager's client makes.
 func Operations() []Operation {
-	return []Operation{"Login", "Free", "ListAttached", "Attach", "Detach", "Health"}
+	return []Operation{"Login", "Free", "ListAttached", "Attach", "Detach", "Poll", "Limits", "Health"}
 }
 
 // CodeOK is the code of a call that succeeded; the others are device.FaultClasses.

@@ -16,16 +16,16 @@ import (
 func (l *Loop) perform(ctx context.Context, lease device.Lease, d attach.Decision) {
 	l.cfg.Spawn(func() {
 		began := l.cfg.Clock.Now()
-		err := l.act(ctx, lease, d)
+		work, err := l.act(ctx, lease, d)
 		ended := l.cfg.Clock.Now()
-		l.ended(lease, d.Kind, began, ended, err)
+		l.ended(lease, d.Kind, work, began, ended, err)
 		l.cfg.Observer.Acted(ctx, lease, d.Kind, ended.Sub(began), err)
 		l.Poke()
 	})
 }
 
 // ended records the end of an action.
-func (l *Loop) ended(lease device.Lease, k attach.Kind, began, at time.Time, err error) {
+func (l *Loop) ended(lease device.Lease, k attach.Kind, work Work, began, at time.Time, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	mem := l.units[lease.Unit]
@@ -33,9 +33,21 @@ func (l *Loop) ended(lease device.Lease, k attach.Kind, began, at time.Time, err
 	mem.tried[k] = attach.Try{At: at, Err: err}
 	switch k {
 	case attach.SendAttach, attach.SendDetach:
-		l.machine.changes++
 		mem.maySend = time.Time{}
-		mem.last = &attach.Result{SentAt: began, At: at, Unlisted: k == attach.SendDetach && mem.unlisted, Fault: fault(string(k), err)}
+		r := attach.Result{SentAt: began, At: at, Unlisted: k == attach.SendDetach && mem.unlisted, Fault: fault(string(k), err)}
+		l.heard(mem, r, work, err)
+	case attach.Poll:
+		if err != nil {
+			break // nothing was heard of it
+		}
+		r := attach.Result{SentAt: began, At: at}
+		switch {
+		case mem.last != nil:
+			r.SentAt, r.Unlisted = mem.last.SentAt, mem.last.Unlisted
+		case !mem.foundAt.IsZero():
+			r.SentAt = mem.foundAt // a former run sent it, not later than this
+		}
+		l.heard(mem, r, work, nil)
 	case attach.Tell:
 		if err == nil {
 			mem.told = lease.Attempt
@@ -44,6 +56,25 @@ func (l *Loop) ended(lease device.Lease, k attach.Kind, began, at time.Time, err
 		mem.holders, mem.scanned = nil, time.Time{} // who had it open before says nothing any more
 	default:
 	}
+}
+
+// heard records what the manager says of a call. What it lists may be different from then on.
+func (l *Loop) heard(mem *unit, r attach.Result, work Work, err error) {
+	l.machine.changes++
+	if err == nil {
+		r.Work, r.PollAfter, r.Fault = work.Handle, work.PollAfter, work.Fault
+	}
+	mem.last = &r
+}
+
+// call is what is asked of the manager for the unit, and whether it is an attach or a detach.
+func (l *Loop) call(lease device.Lease) (attach.Kind, Call) {
+	c := Call{Machine: l.cfg.Machine, Model: l.cfg.Model(lease.Model), Device: lease.FabricDevice}
+	if lease.Phase == device.Releasing {
+		return attach.SendDetach, c
+	}
+	c.Device, c.Before = lease.Wanted, l.before(lease)
+	return attach.SendAttach, c
 }
 
 // before are the devices that the machine had when it was decided to ask for one more: those of other units, and
@@ -59,27 +90,38 @@ func (l *Loop) before(lease device.Lease) []string {
 }
 
 // act does what was decided for the unit.
-func (l *Loop) act(ctx context.Context, lease device.Lease, d attach.Decision) error {
-	k := d.Kind
+func (l *Loop) act(ctx context.Context, lease device.Lease, d attach.Decision) (Work, error) {
+	k, now := d.Kind, l.cfg.Clock.Now()
 	deadline := l.cfg.LocalDeadline
 	switch k {
 	case attach.SendAttach:
 		// A manager that does not answer must not keep the claim beyond its time; what it does later is found
 		// in its list.
-		deadline = min(l.cfg.CallDeadline, lease.AcquiredAt.Add(l.cfg.Settings.Deadline).Sub(l.cfg.Clock.Now()))
-	case attach.SendDetach, attach.ListFabric:
+		deadline = min(l.cfg.CallDeadline, l.cfg.Settings.Until(lease.AcquiredAt, now).Sub(now))
+	case attach.SendDetach, attach.Poll, attach.ListFabric:
 		deadline = l.cfg.CallDeadline
 	default:
 	}
 	ctx, cancel := context.WithTimeout(ctx, deadline)
 	defer cancel()
+	what, call := l.call(lease)
 	switch k {
+	case attach.SendAttach:
+		return l.cfg.Manager.Attach(ctx, call)
+	case attach.SendDetach:
+		return l.cfg.Manager.Detach(ctx, call)
+	case attach.Poll:
+		return l.cfg.Manager.Poll(ctx, what, call, d.Lease.Work)
+	default:
+		return Work{}, l.actHere(ctx, lease, d)
+	}
+}
+
+// actHere does what asks for no change on the fabric.
+func (l *Loop) actHere(ctx context.Context, lease device.Lease, d attach.Decision) error {
+	switch d.Kind {
 	case attach.ListFabric:
 		return l.list(ctx)
-	case attach.SendAttach:
-		return l.cfg.Manager.Attach(ctx, l.cfg.Machine, l.cfg.Model(lease.Model), l.before(lease))
-	case attach.SendDetach:
-		return l.cfg.Manager.Detach(ctx, l.cfg.Machine, lease.FabricDevice, l.cfg.Model(lease.Model))
 	case attach.Store, attach.StoreIntent:
 		return l.store(ctx, lease, d)
 	case attach.Delete:
@@ -97,7 +139,7 @@ func (l *Loop) act(ctx context.Context, lease device.Lease, d attach.Decision) e
 	case attach.FindHolders:
 		return l.findHolders(ctx, d.Lease)
 	default:
-		return l.onHost(ctx, k, d.Lease.PCI)
+		return l.onHost(ctx, d.Kind, d.Lease.PCI)
 	}
 }
 

@@ -24,11 +24,33 @@ type Leases interface {
 // one of unknown outcome.
 type Fabric interface {
 	ListAttached(ctx context.Context, m device.Machine) ([]device.OnFabric, error)
-	// Attach asks for one more device of the model and returns when the manager says it is done. before are the
-	// fabric's devices that the machine had when that was decided: one more than these is all that is wanted.
-	Attach(ctx context.Context, m device.Machine, fabricModel string, before []string) error
-	// Detach asks to take the device away and returns when the manager says it is done.
-	Detach(ctx context.Context, m device.Machine, fabricDevice, fabricModel string) error
+	// Attach asks for one more device, Detach to take the device away.
+	Attach(ctx context.Context, c Call) (Work, error)
+	Detach(ctx context.Context, c Call) (Work, error)
+	// Poll looks at what the manager does for an Attach (SendAttach) or Detach (SendDetach) of any process. Its error is
+	// about the look and says nothing of the work.
+	Poll(ctx context.Context, k attach.Kind, c Call, handle string) (Work, error)
+}
+
+// Call is what is asked of the manager.
+type Call struct {
+	Machine device.Machine
+	// Model is the manager's word.
+	Model string
+	// Device is the fabric's identity of the device: for an attach only where the caller chooses it.
+	Device string
+	// Before are the fabric's devices that the machine had when an attach was decided: one more than these is all that
+	// is wanted.
+	Before []string
+}
+
+// Work is how far the manager is: done if zero.
+type Work struct {
+	// Handle is the manager's name for what it still does; it is looked at after PollAfter.
+	Handle    string
+	PollAfter time.Duration
+	// Fault is why it failed; where it still has a Handle, what keeps it.
+	Fault *device.Fault
 }
 
 // Sight is what the host shows of its GPUs.

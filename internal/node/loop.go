@@ -235,10 +235,10 @@ func (l *Loop) decide(lease device.Lease, all []device.Lease, sight Sight) attac
 	o := attach.Observation{
 		Now: now, Settings: l.cfg.Settings, Lease: lease, FabricModel: l.cfg.Model(lease.Model),
 		Here: l.machine.here, Fresh: l.machine.fresh(now, l.cfg.FreshFor), ListFault: l.machine.fault, ListTriedAt: l.machine.triedAt, ListAskedAt: l.machine.askedAt,
-		Claimed: l.claimed(lease, all), Unreadable: l.unreadable(), Running: mem.running, MachineBusy: l.excluded(lease),
+		Claimed: l.claimed(lease, all), Unreadable: l.unreadable(), Running: mem.running, MachineBusy: l.excluded(lease, all),
 		MaySend: !mem.maySend.IsZero() && mem.maySend.Equal(lease.AskedAt), FoundAt: mem.foundAt, Last: mem.last, Tried: mem.tried,
 		Bus: sight.Bus, NVML: sight.NVML, NVMLState: sight.NVMLState,
-		Taken: taken(lease, all), BusBefore: mem.before, Leaving: l.leaving(lease, all, addresses(sight.Bus), now),
+		Taken: taken(lease, all), Others: others(lease, all), BusBefore: mem.before, Leaving: l.leaving(lease, all, addresses(sight.Bus), now),
 		Prepared: prepared, PreparedKnown: known, Holders: mem.holders, HoldersAt: mem.scanned,
 		Told: !lease.Attempt.IsZero() && mem.told == lease.Attempt,
 	}
@@ -292,21 +292,57 @@ func (l *Loop) memory(lease device.Lease) *unit {
 
 // excluded: another unit changes the machine, on the fabric or on the bus, or is about to, in a way that this unit's
 // call must not run beside.
-func (l *Loop) excluded(lease device.Lease) bool {
-	for other, mem := range l.units {
-		if other == lease.Unit {
+func (l *Loop) excluded(lease device.Lease, all []device.Lease) bool {
+	known := map[device.Unit]bool{lease.Unit: true}
+	for _, other := range all {
+		if known[other.Unit] {
 			continue
 		}
-		if l.cfg.Settings.Excludes(mem.running, lease.Phase) || !mem.maySend.IsZero() && l.cfg.Settings.Excludes(attach.SendAttach, lease.Phase) {
+		known[other.Unit] = true
+		if l.cfg.Settings.Excludes(l.units[other.Unit].doing(other), lease.Phase) || l.cfg.Settings.Arrival && unmatched(other) && lease.Phase == device.Assigned {
+			return true
+		}
+	}
+	for other, mem := range l.units {
+		if !known[other] && l.cfg.Settings.Excludes(mem.running, lease.Phase) {
 			return true
 		}
 	}
 	return false
 }
 
-// asking: this process is about to have the manager attach a device for the unit, or waits for its answer.
-func (u *unit) asking() bool {
-	return u.running == attach.StoreIntent || u.running == attach.SendAttach || !u.maySend.IsZero()
+// unmatched: a device was asked for, and it is not known which GPU of this node it is, so that the next one could not be
+// told from it.
+func unmatched(lease device.Lease) bool { return !lease.AskedAt.IsZero() && lease.UUID == "" }
+
+// doing is what is done to the machine for the unit: by this process, or by the manager that works on it.
+func (u *unit) doing(lease device.Lease) attach.Kind {
+	switch {
+	case u != nil && !u.maySend.IsZero():
+		return attach.SendAttach
+	case !u.works(lease):
+	case lease.Phase == device.Releasing:
+		return attach.SendDetach
+	default:
+		return attach.SendAttach
+	}
+	if u == nil {
+		return ""
+	}
+	return u.running
+}
+
+// works: the manager works on what was asked for the unit, as far as is known.
+func (u *unit) works(lease device.Lease) bool {
+	if u != nil && u.last != nil {
+		return u.last.Work != ""
+	}
+	return lease.Work != ""
+}
+
+// asking: the manager is about to be asked for a device for the unit, or was, and has not said what became of it.
+func (u *unit) asking(lease device.Lease) bool {
+	return u != nil && u.running == attach.StoreIntent || u.doing(lease) == attach.SendAttach
 }
 
 // openCalls looks at the attaches for other units of which it is not known what came: how long those that ended may
@@ -321,16 +357,21 @@ func (l *Loop) openCalls(lease device.Lease, all []device.Lease, now time.Time) 
 		if mem == nil {
 			mem = &unit{}
 		}
+		asking := mem.asking(other)
 		if mem.last != nil && mem.last.Fault != nil && mem.last.Fault.Definite() {
 			continue // it was refused
 		}
 		at := l.cfg.Settings.EffectUntil(other.AskedAt, mem.foundAt, mem.last)
-		if !mem.asking() && at.After(until) {
+		if other.Wanted != "" {
+			awaited[other.Wanted] = true // what comes can be told from anything else
+			continue
+		}
+		if !asking && at.After(until) {
 			until = at
 		}
 		model := l.cfg.Model(other.Model)
 		for _, d := range l.machine.here {
-			if (mem.asking() || now.Before(at)) && (d.Model == model || model == "") && !slices.Contains(other.SetBefore, d.ID) {
+			if (asking || now.Before(at)) && (d.Model == model || model == "") && !slices.Contains(other.SetBefore, d.ID) {
 				awaited[d.ID] = true
 			}
 		}
@@ -389,6 +430,17 @@ func taken(lease device.Lease, all []device.Lease) map[device.PCIAddress]bool {
 		}
 	}
 	return at
+}
+
+// others are the GPUs of other units.
+func others(lease device.Lease, all []device.Lease) map[device.GPUUUID]bool {
+	gpus := map[device.GPUUUID]bool{}
+	for _, other := range all {
+		if other.Unit != lease.Unit && other.UUID != "" {
+			gpus[other.UUID] = true
+		}
+	}
+	return gpus
 }
 
 func addresses(bus []attach.Function) map[device.PCIAddress]bool {

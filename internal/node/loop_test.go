@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -302,10 +303,26 @@ func TestIntentStoredAnswerLost(t *testing.T) {
 
 // TestCrash: this process dies at each operation, before or after its effect, and another goes on.
 func TestCrash(t *testing.T) {
+	for _, tc := range []struct {
+		name           string
+		jobs, nameless bool
+	}{{"answers when it is done", false, false}, {"works on it", true, false}, {"works on it, gives no identities", true, true}} {
+		t.Run(tc.name, func(t *testing.T) {
+			testCrash(t, func() *rig {
+				r := newRig(3)
+				r.jobs, r.nameless = tc.jobs, tc.nameless
+				return r
+			})
+		})
+	}
+}
+
+func testCrash(t *testing.T, newRig func() *rig) {
+	t.Helper()
 	died := 0
 	for _, after := range []bool{false, true} {
 		for at := 1; ; at++ {
-			r := newRig(3)
+			r := newRig()
 			a := r.assign(unit0, "c")
 			l := r.loop(inline)
 			r.dieAt, r.after = at, after
@@ -344,6 +361,42 @@ func TestCrash(t *testing.T) {
 	if died < 20 {
 		t.Error("too few: the test shows nothing")
 	}
+}
+
+// TestWork: what the manager works on is named on the lease, looked at until it ends, also by another process, and
+// holds up what must not run beside it.
+func TestWork(t *testing.T) {
+	r := newRig(2)
+	r.jobs, r.nameless = true, true
+	a := r.assign(unit0, "c")
+	l := r.loop(inline)
+	r.until(t, l, func() bool { return r.lease(unit0).Work != "" })
+	r.assign(unit1, "c2")
+	if got := r.lease(unit0); got.Work != "job-1" || got.Phase != device.Attaching || got.FabricDevice != "" {
+		t.Fatalf("lease = %+v", got)
+	}
+	r.work["job-1"].suspended = true
+	r.until(t, l, func() bool { return r.clock.Now().After(start.Add(30 * time.Second)) })
+	status := l.Status()[0]
+	if !strings.Contains(status.Why, "job-1") || !strings.Contains(status.Why, "suspended") {
+		t.Errorf("it does not say what it waits for: %+v", status)
+	}
+	l = r.loop(inline) // another process
+	r.acted = nil
+	r.until(t, l, func() bool { return slices.Contains(r.acted, "Poll") })
+	if len(r.calls) != 1 || r.lease(unit1).Phase != device.Assigned {
+		t.Errorf("calls %v beside the work, the other unit is %s", r.calls, r.lease(unit1).Phase)
+	}
+	r.settle(t, l)
+	for _, u := range []device.Unit{unit0, unit1} {
+		if got := r.lease(u); got.Phase != device.Attached || got.Work != "" || got.FabricDevice != got.Wanted {
+			t.Errorf("lease = %+v", got)
+		}
+	}
+	if r.told[a] != 1 || len(r.calls) != 2 {
+		t.Errorf("told %d times, calls %v", r.told[a], r.calls)
+	}
+	r.innocent(t)
 }
 
 // TestManagerUnreachable: no claim is failed before its deadline for a manager that cannot be reached.

@@ -33,18 +33,25 @@ type chaos struct {
 var chaosUnits = []device.Unit{"a100-0", "a100-1", "a100-2"}
 
 func TestChaos(t *testing.T) {
-	for _, parallel := range []bool{false, true} {
-		t.Run(fmt.Sprintf("parallel=%v", parallel), func(t *testing.T) { testChaos(t, parallel) })
+	for name, manner := range map[string]func(*rig){
+		"one call at a time": func(*rig) {},
+		"calls side by side": func(r *rig) { r.parallel = true },
+		"works on it":        func(r *rig) { r.jobs = true },
+		"no identities":      func(r *rig) { r.jobs, r.nameless = true, true },
+	} {
+		t.Run(name, func(t *testing.T) { testChaos(t, manner) })
 	}
 }
 
-func testChaos(t *testing.T, parallel bool) {
+func testChaos(t *testing.T, manner func(*rig)) {
 	t.Helper()
+	parallel := false
 	const seeds, steps = 250, 600
 	kinds, calls, attaches, beside := map[string]int{}, 0, 0, 0
 	for seed := range uint64(seeds) {
 		c := &chaos{rig: newRig(5), t: t, rand: rand.New(rand.NewPCG(seed, 7)), kinds: kinds}
-		c.parallel = parallel
+		manner(c.rig)
+		parallel = c.parallel
 		c.start()
 		for range steps {
 			c.anything()
@@ -127,6 +134,9 @@ func (c *chaos) pass(d time.Duration) {
 		c.did("late effect")
 		c.late[0]()
 		c.late, c.until = c.late[1:], c.until[1:]
+	}
+	if c.rand.IntN(3) == 0 {
+		c.finish()
 	}
 	c.clock.SetTime(now)
 }
@@ -234,6 +244,7 @@ func (c *chaos) calm(seed uint64) {
 				c.release(u)
 			}
 		}
+		c.finish()
 		wake := c.l.Step(c.t.Context())
 		switch {
 		case len(c.q.queue) > 0:

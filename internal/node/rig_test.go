@@ -65,6 +65,13 @@ var (
 	rejected = answer{fault: device.FaultRejected}
 )
 
+// job is what the manager works on.
+type job struct {
+	effect          func() error
+	over, suspended bool
+	err             error
+}
+
 // rig is the world around a Loop: stores, the manager and its chassis, the host. It implements all that
 // the Loop needs, holds the state that survives a crash, and judges what is done to it.
 type rig struct {
@@ -78,6 +85,9 @@ type rig struct {
 	late     []func()
 	slow     bool // devices do not come by themselves
 	parallel bool // the manager takes several calls at once
+	jobs     bool // the manager works on what it was asked for until finish is called
+	nameless bool // the manager gives no GPU UUIDs
+	work     map[string]*job
 	listErr  error
 	hostErr  error
 	storeErr []error // of the next writes; one that wraps errAfter took effect
@@ -107,7 +117,7 @@ var (
 func newRig(gpus int) *rig {
 	r := &rig{
 		clock: clocktesting.NewFakeClock(start), leases: map[device.Unit]device.Lease{}, told: map[device.Attempt]int{},
-		prepared: map[device.Unit]bool{}, known: true, open: map[device.PCIAddress][]string{},
+		prepared: map[device.Unit]bool{}, known: true, open: map[device.PCIAddress][]string{}, work: map[string]*job{},
 	}
 	for i := range gpus {
 		r.chassis = append(r.chassis, &gpu{
@@ -122,7 +132,7 @@ func newRig(gpus int) *rig {
 func (r *rig) loop(spawn func(func())) *Loop {
 	r.dead, r.dieAt, r.ops = false, 0, 0
 	s := settings()
-	s.Parallel = r.parallel
+	s.Parallel, s.Arrival = r.parallel, r.nameless
 	return New(Config{
 		Node: thisNode, Machine: thisMachine, Fabric: "0", Settings: s,
 		FreshFor: 5 * time.Second, Resync: 10 * time.Minute, CallDeadline: time.Minute, LocalDeadline: 10 * time.Second,
@@ -191,6 +201,11 @@ func (r *rig) put(l device.Lease) device.Lease {
 			}
 		}
 	}
+	for _, g := range r.chassis {
+		if g.id == l.FabricDevice && l.UUID != "" && g.uuid != l.UUID {
+			r.crimes = append(r.crimes, fmt.Sprintf("%s is taken for %s, and is %s", g.id, l.UUID, g.uuid))
+		}
+	}
 	r.leases[l.Unit] = l
 	return l
 }
@@ -221,7 +236,11 @@ func (r *rig) ListAttached(_ context.Context, m device.Machine) ([]device.OnFabr
 	err := r.op(func() error {
 		for _, g := range r.chassis {
 			if g.attached {
-				list = append(list, device.OnFabric{ID: g.id, Machine: m, Model: fabricModel, UUID: g.uuid, Health: device.HealthOK})
+				d := device.OnFabric{ID: g.id, Machine: m, Model: fabricModel, UUID: g.uuid, Health: device.HealthOK}
+				if r.nameless {
+					d.UUID = ""
+				}
+				list = append(list, d)
 			}
 		}
 		return r.listErr
@@ -255,15 +274,15 @@ func (r *rig) answerNext(call string, effect func() error) error {
 	})
 }
 
-func (r *rig) Attach(_ context.Context, m device.Machine, model string, before []string) error {
+func (r *rig) Attach(_ context.Context, c Call) (Work, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.asked = append(r.asked, before)
-	if m != thisMachine || model != fabricModel {
-		r.crimes = append(r.crimes, fmt.Sprintf("attach of %q to machine %q", model, m))
+	r.asked = append(r.asked, c.Before)
+	if c.Machine != thisMachine || c.Model != fabricModel {
+		r.crimes = append(r.crimes, fmt.Sprintf("attach of %q to machine %q", c.Model, c.Machine))
 	}
-	return r.answerNext("attach", func() error {
-		i := slices.IndexFunc(r.chassis, func(g *gpu) bool { return !g.attached })
+	return r.begin("attach", func() error {
+		i := slices.IndexFunc(r.chassis, func(g *gpu) bool { return !g.attached && (c.Device == "" || g.id == c.Device) })
 		if i < 0 {
 			return &device.Fault{Class: device.FaultNoCapacity, Op: "attach"}
 		}
@@ -273,7 +292,59 @@ func (r *rig) Attach(_ context.Context, m device.Machine, model string, before [
 	})
 }
 
-func (r *rig) Detach(_ context.Context, _ device.Machine, id, model string) error {
+// begin does it at once, or becomes work that somebody does later.
+func (r *rig) begin(call string, effect func() error) (Work, error) {
+	if !r.jobs {
+		return Work{}, r.answerNext(call, effect)
+	}
+	handle := fmt.Sprintf("job-%d", len(r.work)+1)
+	err := r.answerNext(call, func() error {
+		r.work[handle] = &job{effect: effect}
+		return nil
+	})
+	if err != nil || r.work[handle] == nil {
+		return Work{}, err
+	}
+	return Work{Handle: handle, PollAfter: time.Second}, nil
+}
+
+func (r *rig) Poll(_ context.Context, k attach.Kind, c Call, handle string) (Work, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if (k == attach.SendDetach) != (c.Device != "" && len(c.Before) == 0 && c.Before == nil) {
+		r.crimes = append(r.crimes, fmt.Sprintf("poll of %s for %+v", k, c))
+	}
+	var w Work
+	err := r.op(func() error {
+		j := r.work[handle]
+		switch {
+		case j == nil:
+			w.Fault = &device.Fault{Class: device.FaultUnknown, Op: "poll " + handle}
+		case j.suspended:
+			w = Work{Handle: handle, PollAfter: time.Second, Fault: &device.Fault{Class: device.FaultSuspended, Op: "poll " + handle}}
+		case !j.over:
+			w = Work{Handle: handle, PollAfter: time.Second}
+		default:
+			w.Fault = fault(handle, j.err)
+		}
+		return nil
+	})
+	return w, err
+}
+
+// finish ends the work that was begun.
+func (r *rig) finish() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, j := range r.work {
+		if !j.over {
+			j.over, j.suspended, j.err = true, false, j.effect()
+		}
+	}
+}
+
+func (r *rig) Detach(_ context.Context, c Call) (Work, error) {
+	id, model := c.Device, c.Model
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if id == "" || model != fabricModel {
@@ -281,7 +352,7 @@ func (r *rig) Detach(_ context.Context, _ device.Machine, id, model string) erro
 	}
 	is := func(g *gpu) bool { return g.id == id && g.attached }
 	was := slices.ContainsFunc(r.chassis, is)
-	return r.answerNext("detach "+id, func() error {
+	return r.begin("detach "+id, func() error {
 		i := slices.IndexFunc(r.chassis, is)
 		if i < 0 || !was { // a manager does not keep a call for what was not there
 			return &device.Fault{Class: device.FaultNotFound, Op: "detach " + id}
@@ -458,6 +529,9 @@ func (r *rig) assign(u device.Unit, claim string) device.Attempt {
 			Fabric: "0", Unit: u, Model: "a100", Node: thisNode, NodeUID: "uid-n1", Machine: thisMachine, Phase: device.Assigned,
 			ChangedAt: r.clock.Now(), ObjectUID: fmt.Sprintf("o%d", r.version),
 		}
+		if r.nameless {
+			l.Wanted = "d" + string(u[len(u)-1])
+		}
 	}
 	l.Attempt, l.AcquiredAt, l.IdleSince, l.HeldBy = a, r.clock.Now(), time.Time{}, ""
 	r.put(l)
@@ -510,6 +584,7 @@ func (r *rig) settle(t *testing.T, l *Loop) {
 		case wake.IsZero():
 			return
 		case wake.After(r.clock.Now()):
+			r.finish()
 			r.clock.SetTime(wake)
 		}
 	}

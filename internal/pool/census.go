@@ -45,6 +45,8 @@ func (o *order) add(u device.Unit) {
 type count struct {
 	// offered are the unleased units that are to be had; unhealthy those that the manager lists as not fit.
 	offered, unhealthy map[device.Unit]bool
+	// device is the unit's, where the manager lists free devices.
+	device map[device.Unit]string
 	// known: the manager's word was read, so that a unit which is neither is of no use now.
 	known bool
 }
@@ -75,7 +77,7 @@ func (c *census) asPublished() count {
 
 // listed takes the manager's list of free devices, each of which is a unit by its identity.
 func (c *census) listed(devices []device.OnFabric) count {
-	n := count{offered: map[device.Unit]bool{}, unhealthy: map[device.Unit]bool{}, known: true}
+	n := count{offered: map[device.Unit]bool{}, unhealthy: map[device.Unit]bool{}, device: map[device.Unit]string{}, known: true}
 	devices = slices.Clone(devices)
 	slices.SortFunc(devices, func(a, b device.OnFabric) int { return cmp.Compare(a.ID, b.ID) })
 	for _, d := range devices {
@@ -83,6 +85,7 @@ func (c *census) listed(devices []device.OnFabric) count {
 		if !c.add(u) || c.leases[u] != nil {
 			continue
 		}
+		n.device[u] = d.ID
 		if d.Health == device.HealthCritical {
 			n.unhealthy[u] = true
 		} else {

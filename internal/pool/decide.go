@@ -98,6 +98,10 @@ func freeRules() []unitRule {
 			"note", "The claim was told that it has its device; a second one must not be attached for it.",
 		},
 		{
+			"free and wanted, but which one", func(v *view) bool { return v.unknownDevice() }, (*view).waitForDevice,
+			"refuse, or note", "The very device has to be asked for: where the manager lists what is free, and not this one, somebody else has it; where it could not be asked, it is asked again.",
+		},
+		{
 			"free and wanted", func(v *view) bool { return v.lease == nil }, (*view).createOrRefuse,
 			"create the lease, or refuse", "The lease is what makes the node's agent attach it; where the node takes no more, the claim is taken back.",
 		},
@@ -236,8 +240,21 @@ func (v *view) createOrRefuse(p *Plan) {
 	v.create(p, v.wanted, device.Lease{Attempt: v.demand.Attempt}, "claim "+v.demand.Attempt.Claim()+" was allocated")
 }
 
+// unknownDevice: the unit is a certain device, and the manager does not list it as free.
+func (v *view) unknownDevice() bool {
+	return v.lease == nil && v.w.Settings.Addressable && v.device == "" && v.model != nil
+}
+
+func (v *view) waitForDevice(p *Plan) {
+	if v.uncertain {
+		p.note("unit %s is wanted, and the manager's list of free devices, which says what it is, could not be read", v.unit)
+		return
+	}
+	v.refuse(p, &device.Failure{Reason: "NoCapacity", Blame: device.BlameUnit, Message: "the fabric manager does not list it as free any more"})
+}
+
 func (v *view) createKept(p *Plan) {
-	v.create(p, v.keepFor, device.Lease{Kept: true}, "the node keeps at least "+strconv.Itoa(v.model.Min)+" of the model")
+	v.create(p, v.keepFor, device.Lease{Kept: true}, "the node keeps at least "+strconv.Itoa(v.w.limit(v.keepFor, v.model).Min)+" of the model")
 }
 
 // createAdopted makes a lease for a device that is attached already: its holder only has to find it on the node.
@@ -251,6 +268,9 @@ func (v *view) create(p *Plan, n *Node, l device.Lease, why string) {
 	l.Fabric, l.Unit, l.Model = v.w.Fabric, v.unit, v.modelName()
 	l.Node, l.NodeUID, l.Machine = n.Name, n.UID, n.Machine
 	l.Phase, l.AcquiredAt, l.ChangedAt = device.Assigned, v.w.Now, v.w.Now
+	if l.Wanted = v.device; v.adopt != nil && v.w.Settings.Addressable {
+		l.Wanted = v.adopt.Device.ID
+	}
 	p.Ops = append(p.Ops, Op{Kind: Create, Lease: l, Attempt: l.Attempt, Why: why})
 }
 
@@ -278,7 +298,7 @@ func away(node string) *device.Failure {
 }
 
 func (v *view) keptFailure() *device.Failure {
-	return &device.Failure{Reason: "Kept", Blame: device.BlameUnit, Message: fmt.Sprintf("node %s keeps it: it has at least %d units of model %s", v.lease.Node, v.model.Min, v.model.Name)}
+	return &device.Failure{Reason: "Kept", Blame: device.BlameUnit, Message: fmt.Sprintf("node %s keeps it, to have the least number of units of model %s that it must have", v.lease.Node, v.model.Name)}
 }
 
 // nodeRule is one reason why a node is given no more units of a model. The node's label keeps the scheduler
@@ -329,11 +349,14 @@ func nodeRules() []nodeRule {
 			"Another driver or device plugin advertises the node's GPUs: one GPU could go to two Pods.",
 		},
 		{
-			"NodeFull", true, func(c *place) bool { return c.model.Max > 0 && c.count() >= c.model.Max },
+			"NodeFull", true, func(c *place) bool { return c.count() >= c.limit.Max },
 			func(c *place) string {
-				return fmt.Sprintf("node %s already has %d units of model %s, the most it may hold", c.name, c.model.Max, c.model.Name)
+				if c.limit.Max == 0 {
+					return fmt.Sprintf("node %s must have no units of model %s, says the fabric manager", c.name, c.model.Name)
+				}
+				return fmt.Sprintf("node %s already has %d units of model %s, the most it may hold", c.name, c.limit.Max, c.model.Name)
 			},
-			"The configuration's maximum per node.",
+			"The maximum per node, the configuration's or the manager's own, whichever is less.",
 		},
 		{
 			"NoSlot", true, func(c *place) bool { return c.slots() > 0 && len(c.has)+c.foreign >= c.slots() },
@@ -419,7 +442,7 @@ func keep(w *World, all []view) {
 	}
 	for i := range w.Models {
 		m := &w.Models[i]
-		if m.Min == 0 {
+		if m.Min == 0 && len(w.Inventory.Limits) == 0 {
 			continue
 		}
 		stock := stockOf(all, m)
@@ -428,7 +451,8 @@ func keep(w *World, all []view) {
 			if !n.Member || n.Machine == "" {
 				continue
 			}
-			lack := m.Min - keepOn(n, m, at[name])
+			least := w.limit(n, m).Min
+			lack := least - keepOn(n, m, at[name], least)
 			for ; lack > 0 && len(stock) > 0; lack-- {
 				if c := w.place(name, planned).of(m); c.closed() != "" {
 					break
@@ -440,7 +464,7 @@ func keep(w *World, all []view) {
 			}
 			if lack > 0 {
 				why := cmp.Or(w.place(name, planned).of(m).closed(), "no more are free")
-				w.note("node %s should have %d units of model %s, and lacks %d: %s", name, m.Min, m.Name, lack, why)
+				w.note("node %s should have %d units of model %s, and lacks %d: %s", name, least, m.Name, lack, why)
 			}
 		}
 	}
@@ -450,7 +474,7 @@ func keep(w *World, all []view) {
 func stockOf(all []view, m *Model) []*view {
 	var stock []*view
 	for i := range all {
-		if v := &all[i]; v.model == m && v.lease == nil && v.demand == nil && v.offered {
+		if v := &all[i]; v.model == m && v.lease == nil && v.demand == nil && v.offered && !v.unknownDevice() {
 			stock = append(stock, v)
 		}
 	}
@@ -459,7 +483,7 @@ func stockOf(all []view, m *Model) []*view {
 
 // keepOn marks the units that the minimum keeps on the node, and returns how many: those that were attached
 // for it come first.
-func keepOn(n *Node, m *Model, at []*view) int {
+func keepOn(n *Node, m *Model, at []*view, least int) int {
 	var here []*view
 	for _, v := range at {
 		coming := v.phase() == device.Assigned || v.phase() == device.Attaching || v.phase() == device.Attached
@@ -468,7 +492,7 @@ func keepOn(n *Node, m *Model, at []*view) int {
 		}
 	}
 	slices.SortStableFunc(here, func(a, b *view) int { return cmp.Compare(a.keepRank(), b.keepRank()) })
-	here = here[:min(len(here), m.Min)]
+	here = here[:min(len(here), least)]
 	for _, v := range here {
 		v.kept = true
 	}

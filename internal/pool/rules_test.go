@@ -70,6 +70,9 @@ func demand(claim, node, entry string, change ...func(*Demand)) mod {
 	}
 }
 
+func addressable(w *World)      { w.Settings.Addressable = true }
+func unread(m device.Model) mod { return func(w *World) { delete(w.Inventory.Free, m) } }
+
 func unreserved(d *Demand)         { d.Reserved, d.Consumers = false, nil }
 func toldAttached(d *Demand)       { d.Attached = true }
 func toldFailed(d *Demand)         { d.AttachFailed = true }
@@ -154,6 +157,11 @@ func most(n int) mod        { return func(w *World) { w.Models[0].Max = n } }
 func unconfigured(w *World) { w.Models = w.Models[1:] }
 
 func with(mods ...mod) []mod { return mods }
+
+// limited: the fabric manager has limits of its own for n1.
+func limited(of map[device.Model]Limit) mod {
+	return func(w *World) { w.Inventory.Limits = map[device.Machine]map[device.Model]Limit{"m-n1": of} }
+}
 
 func least(n int) mod      { return func(w *World) { w.Models[0].Min = n } }
 func slots(n int) mod      { return func(w *World) { w.Settings.Slots = n } }
@@ -240,6 +248,10 @@ var table = []row{
 	{"allocated, not reserved", with(demand("c", "n2", "a100-0", unreserved)), "free, nobody wants it", outcome{}},
 	{"allocated, told that it failed", with(demand("c", "n2", "a100-0", toldFailed)), "free, nobody wants it", outcome{}},
 	{"allocated", with(demand("c", "n2", "a100-0")), "free and wanted", outcome{Ops: []string{"Create a100-0 c"}}},
+	{"allocated, the manager does not list the very device as free", with(addressable, demand("c", "n2", "a100-0"), tainted("a100-0", time.Second)), "free and wanted, but which one", outcome{Refusals: []string{"NoCapacity: c/a100-0"}}},
+	{"allocated, the manager does not list the very device as free, not published so yet", with(addressable, demand("c", "n2", "a100-0")), "free and wanted, but which one", outcome{Notes: 1}},
+	{"allocated, the list of free devices could not be read", with(addressable, unread("a100"), demand("c", "n2", "a100-0")), "free and wanted, but which one", outcome{Notes: 1}},
+	{"to be kept, the list of free devices could not be read", with(last, only("n1"), least(1), addressable, unread("a100"), tainted("a100-0", time.Minute)), "free, nobody wants it", outcome{Notes: 1}},
 	{"its ready entry was allocated before it was tainted", with(demand("c", "n1", "a100-0-ready")), "free and wanted", outcome{Ops: []string{"Create a100-0 c"}}},
 	{"allocated, the count says that none is left", with(func(w *World) { w.free("a100", 0) }, demand("c", "n1", "a100-0")), "free and wanted", outcome{Ops: []string{"Create a100-0 c"}}},
 	{"allocated for a node whose agent restarts", with(demand("c", "n2", "a100-0"), node("n2", agentAway(time.Minute))), "free and wanted", outcome{Ops: []string{"Create a100-0 c"}}},
@@ -263,6 +275,12 @@ var table = []row{
 	{"allocated beside a model that excludes it, in the same moment", with(exclude(1, "a100"), demand("c", "n1", "a100-0"), demand("b", "n1", "h100-0")), "free and wanted", outcome{Ops: []string{"Create a100-0 c"}, Notes: 1}},
 	{"two allocated in the same moment for the last slot", with(slots(1), demand("c", "n1", "a100-0"), demand("b", "n1", "h100-0")), "free and wanted", outcome{Ops: []string{"Create a100-0 c"}, Notes: 1}},
 	{"allocated for a node where something else failed", with(leased("a100-1", device.Failed, failed("NotUsable", device.BlameNode)), demand("c", "n1", "a100-0")), "free and wanted", outcome{Ops: []string{"Create a100-0 c"}}},
+
+	{"allocated for a node that is full, by the manager's limit", with(limited(map[device.Model]Limit{"a100": {Max: 1}}), most(2), leased("a100-1", device.Attached, serving("b", "a100-1")), demand("b", "n1", "a100-1", toldAttached), demand("c", "n1", "a100-0"), node("n1", withdrawn)), "free and wanted", outcome{Refusals: []string{"NodeFull: c/a100-0"}}},
+	{"allocated for a node that the manager gives none of the model", with(limited(map[device.Model]Limit{}), demand("c", "n1", "a100-0"), node("n1", withdrawn)), "free and wanted", outcome{Refusals: []string{"NodeFull: c/a100-0"}}},
+	{"allocated for another node than the one that the manager limits", with(limited(map[device.Model]Limit{}), demand("c", "n2", "a100-0")), "free and wanted", outcome{Ops: []string{"Create a100-0 c"}}},
+	{"to be kept, by the manager's limit", with(last, only("n1"), limited(map[device.Model]Limit{"a100": {Min: 1, Max: NoLimit}}), tainted("a100-0", time.Minute)), "to be kept", outcome{Ops: []string{"Create a100-0"}}},
+	{"to be kept, by the manager's limit, more than the configuration lets it have", with(last, only("n1"), most(1), limited(map[device.Model]Limit{"a100": {Min: 2, Max: NoLimit}}), leased("a100-1", device.Attached, kept, idle(time.Minute)), tainted("a100-0", time.Minute)), "free, nobody wants it", outcome{}},
 
 	// A device is there without a lease.
 	{"foreign device, ripe", with(last, stray(time.Hour)), "free, nobody wants it", outcome{Ops: []string{"Create a100-1"}}},

@@ -3,6 +3,7 @@
 package pool
 
 import (
+	"math"
 	"time"
 
 	"github.com/cohdi/cohdi-agent/internal/device"
@@ -46,6 +47,8 @@ type Settings struct {
 	// ForgetUnit is how long a unit at the end of the pool has been of no use, and named by no claim or lease,
 	// before it is listed no more; 0 is for ever.
 	ForgetUnit time.Duration
+	// Addressable: each unit is a certain device of the manager's list, and that one is asked for.
+	Addressable bool
 	// Adopt: foreign devices are taken in when they have been attached for AdoptAfter.
 	Adopt      bool
 	AdoptAfter time.Duration
@@ -155,7 +158,16 @@ type Inventory struct {
 	// that is missing could not be read.
 	Attached   map[device.Machine][]device.OnFabric
 	AttachedAt time.Time
+	// Limits are the manager's own for each machine; a machine that is missing has none, or they could not be read. A
+	// model that is missing for a machine cannot be there.
+	Limits map[device.Machine]map[device.Model]Limit
 }
+
+// Limit is how many units of a model a machine must and may have; Max is NoLimit where that is not limited.
+type Limit struct{ Min, Max int }
+
+// NoLimit is a Max that is none.
+const NoLimit = math.MaxInt
 
 // Foreign is a device that is attached to a member's machine without a lease: another's, or a person's doing.
 type Foreign struct {

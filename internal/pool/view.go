@@ -28,6 +28,8 @@ type view struct {
 	holder, wanted *Node
 	// offered: an unleased unit that the manager has. unhealthy: it has it, and says that it is not fit.
 	offered, unhealthy bool
+	// device is what the free unit is, where the manager lists what is free.
+	device string
 	// uncertain: whether the manager has it could not be read.
 	uncertain bool
 	// adopt is the foreign device that the unit is to become.
@@ -76,7 +78,7 @@ func views(w *World) []view {
 		v := view{w: w, unit: u, lease: leases[u], adopt: adopted[u]}
 		if v.model = v.modelOf(); v.model != nil {
 			n := of[v.model.Name]
-			v.offered, v.unhealthy, v.uncertain = n.offered[u], n.unhealthy[u], !n.known
+			v.offered, v.unhealthy, v.uncertain, v.device = n.offered[u], n.unhealthy[u], !n.known, n.device[u]
 		}
 		v.take(demands[u])
 		all = append(all, v)
@@ -217,8 +219,9 @@ type place struct {
 	w    *World
 	name string
 	node *Node // nil if there is no such Node
-	// model is nil if the configuration lacks it.
+	// model is nil if the configuration lacks it; limit is how many of it the node must and may have.
 	model *Model
+	limit Limit
 	// has is what the node's machine has, or is about to have; foreign counts what it has without a lease.
 	has     []*device.Lease
 	foreign int
@@ -246,7 +249,20 @@ func (w *World) place(name string, planned []*device.Lease) place {
 // of is the place as one for a unit of the model.
 func (c place) of(m *Model) *place {
 	c.model = m
+	if c.node != nil && m != nil {
+		c.limit = c.w.limit(c.node, m)
+	}
 	return &c
+}
+
+// limit is how many units of the model the node must and may have, by the configuration and by the manager.
+func (w *World) limit(n *Node, m *Model) Limit {
+	l := Limit{m.Min, cmp.Or(m.Max, NoLimit)}
+	if own, says := w.Inventory.Limits[n.Machine]; says {
+		l.Min, l.Max = max(l.Min, own[m.Name].Min), min(l.Max, own[m.Name].Max)
+	}
+	l.Min = min(l.Min, l.Max)
+	return l
 }
 
 // on tells whether the unit is on that node's machine, not on another that had the same name.

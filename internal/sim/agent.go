@@ -41,6 +41,7 @@ const (
 	nodeResync    = 10 * time.Minute
 	retryAfter    = 5 * time.Minute
 	attachMost    = 4 * time.Minute
+	queueMost     = 9 * time.Minute
 )
 
 // process is one agent: everything that a crash loses, and the real loops over the world.
@@ -248,7 +249,7 @@ func (p *process) makeLoop() {
 	p.loop = node.New(node.Config{
 		Node: p.node, Machine: p.host.machine, Fabric: fabricID,
 		Settings: attach.Settings{
-			Parallel: p.s.parallel, Deadline: attachMost, MaxCall: maxCall, Settle: settle, Look: look, Appear: appear, Retry: retry, Busy: busy, Hold: hold, RetryAfter: retryAfter,
+			Parallel: p.s.parallel && !p.s.manner.nameless, Arrival: p.s.manner.nameless, Patience: p.s.patience(), Deadline: attachMost, MaxCall: maxCall, Settle: settle, Look: look, Appear: appear, Retry: retry, Busy: busy, Hold: hold, RetryAfter: retryAfter,
 		},
 		FreshFor: freshFor, Resync: nodeResync, CallDeadline: callDeadline, LocalDeadline: localDeadline,
 		Leases: allLeases{p.store}, Manager: manager{p}, Host: view{p},
@@ -263,6 +264,14 @@ func (p *process) makeLoop() {
 			}
 		},
 	}
+}
+
+// patience is how long an attach may take where nodes wait for each other.
+func (s *Sim) patience() time.Duration {
+	if s.manner.alone {
+		return queueMost
+	}
+	return 0
 }
 
 // models are those of the node's configuration.

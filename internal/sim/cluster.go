@@ -39,6 +39,7 @@ type cluster struct {
 	adopt                         bool // foreign devices are taken in
 	parallel                      bool // the manager takes calls for one machine side by side
 	exclude                       bool // the two models must not be on one node
+	manner                        manner
 	crude                         bool // no driver can drain
 	coolDown                      time.Duration
 	// damaged are the leases that a person broke, as they were.
@@ -54,6 +55,7 @@ func (s *Sim) build(ctx context.Context, nodeCount, gpuCount, others int) {
 	s.api = newAPIServer(s)
 	s.damaged = map[string]string{}
 	s.fabric = newChassis(s, gpuCount, others)
+	s.fabric.manner = s.manner
 	s.hosts, s.kubelets = map[string]*host{}, map[string]*kubelet{}
 	s.scheduler = newScheduler(s)
 	for i := range nodeCount {

@@ -235,18 +235,19 @@ func (s *Sim) steal(words []string) error {
 		n--
 		s.struck("device stolen")
 		s.note("fabric", "another tenant takes %s", g.id)
-		g.machine = tenant
+		s.fabric.move(g, tenant)
 		s.after(d, nil, func() {
 			s.note("fabric", "%s is free again", g.id)
-			g.machine = ""
+			s.fabric.move(g, "")
 		})
 	}
 	return nil
 }
 
-// foreign attaches a device by hand, while no call of ours is open there: during one, nobody could tell.
+// foreign attaches a device by hand, while no call of ours is open there: during one, nobody could tell. Where the
+// manager gives no identities and its lists lag, nobody ever could, and so nobody may.
 func (s *Sim) foreign(h *host) {
-	if s.callOpen(h.machine) {
+	if s.fabric.manner.nameless || s.callOpen(h.machine) {
 		return
 	}
 	for _, g := range s.fabric.gpus {
@@ -263,7 +264,17 @@ func (s *Sim) foreign(h *host) {
 
 // callOpen: a call of ours may bring a device to the machine.
 func (s *Sim) callOpen(m device.Machine) bool {
-	return slices.ContainsFunc(s.leases(), func(l device.Lease) bool { return l.Machine == m && l.FabricDevice == "" })
+	return slices.ContainsFunc(s.leases(), func(l device.Lease) bool {
+		return l.Machine == m && (l.FabricDevice == "" || s.fabric.manner.nameless && l.UUID == "")
+	})
+}
+
+// restartManager is a manager that is down for a moment and has forgotten what it worked on.
+func (s *Sim) restartManager() {
+	s.struck("manager restarts")
+	s.note("fabric", "its manager restarts")
+	s.fabric.restart()
+	s.fabric.downUntil = s.now().Add(2 * time.Second)
 }
 
 // recreate makes the Node object anew; the machine knows nothing of it.

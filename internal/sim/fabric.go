@@ -10,7 +10,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cohdi/cohdi-agent/internal/attach"
 	"github.com/cohdi/cohdi-agent/internal/device"
+	"github.com/cohdi/cohdi-agent/internal/node"
 	"github.com/cohdi/cohdi-agent/internal/pool"
 )
 
@@ -39,6 +41,51 @@ type gpu struct {
 	upset time.Time
 	// unnamedUntil is how long the manager does not know its UUID.
 	unnamedUntil time.Time
+	// moves are where it was from when on, for a list that lags.
+	moves []move
+}
+
+type move struct {
+	at time.Time
+	to device.Machine
+}
+
+// manner is how a manager works.
+type manner struct {
+	// works: it answers at once and works on it; who asked polls.
+	works bool
+	// chooses: the caller chooses the device, and the manager lists what is free.
+	chooses bool
+	// alone: it works on one thing at a time, for all machines.
+	alone bool
+	// nameless: it gives no GPU UUIDs.
+	nameless bool
+	// lag is how far its lists are behind.
+	lag time.Duration
+}
+
+// manners are those of the managers that there are, by what they are asked for.
+func manners() map[string]manner {
+	return map[string]manner{
+		"":       {},
+		"totals": {works: true},
+		"tasks":  {works: true, chooses: true},
+		"jobs":   {works: true, chooses: true, alone: true, nameless: true, lag: 10 * time.Second},
+	}
+}
+
+// job is what a manager works on.
+type job struct {
+	handle  string
+	op      string
+	machine device.Machine
+	// id is the device, where it is named.
+	id string
+	// do is the work; over says that it was done, fault how.
+	do        func() error
+	over      bool
+	suspended bool
+	fault     *device.Fault
 }
 
 const tenant = device.Machine("tenant")
@@ -49,6 +96,8 @@ type chassis struct {
 	gpus []*gpu
 	// downUntil is how long the manager cannot be reached, busyUntil how long it refuses to change anything.
 	downUntil, busyUntil time.Time
+	manner               manner
+	jobs                 []*job
 }
 
 func newChassis(s *Sim, n, others int) *chassis {
@@ -56,7 +105,7 @@ func newChassis(s *Sim, n, others int) *chassis {
 	for i := range n + others {
 		g := &gpu{
 			id: fmt.Sprintf("res-%d", i), uuid: device.GPUUUID(fmt.Sprintf("GPU-00000000-0000-4000-8000-%012x", i+1)),
-			model: gpuModel, health: device.HealthOK,
+			model: gpuModel, health: device.HealthOK, moves: []move{{}},
 		}
 		if i >= n {
 			g.model = otherModel
@@ -142,22 +191,125 @@ func (m manager) ListAttached(ctx context.Context, machine device.Machine) ([]de
 	})
 }
 
-func (m manager) Attach(ctx context.Context, machine device.Machine, model string, _ []string) error {
-	op := "attach one " + model + " to " + m.p.node
-	m.p.s.ask(m.p.name+" before", func() { m.p.s.asked(m.p, machine) })
-	_, err := invoke(ctx, m.p, fabricCall("attach "+m.p.node, op, 2*time.Second, 12*time.Second), func() (struct{}, error) {
-		return struct{}{}, m.p.s.fabric.attach(m.p, machine, model, op)
-	})
-	return err
+func (m manager) Attach(ctx context.Context, call node.Call) (node.Work, error) {
+	op := "attach one " + call.Model + " to " + m.p.node
+	m.p.s.ask(m.p.name+" before", func() { m.p.s.asked(m.p, call.Machine) })
+	return m.change(ctx, "attach", op, call, func() error { return m.p.s.fabric.attach(m.p, call, op) })
 }
 
-func (c *chassis) attach(p *process, machine device.Machine, model, op string) error {
+// change is a call that changes something: it is over when the manager answers, or the manager works on it.
+func (m manager) change(ctx context.Context, what, op string, call node.Call, do func() error) (node.Work, error) {
+	c := m.p.s.fabric
+	least, most := c.takes(what)
+	if !c.manner.works {
+		_, err := invoke(ctx, m.p, fabricCall(what+" "+m.p.node, op, least, most), func() (struct{}, error) { return struct{}{}, do() })
+		return node.Work{}, err
+	}
+	return invoke(ctx, m.p, fabricCall(what+" "+m.p.node, op, 50*time.Millisecond, 800*time.Millisecond), func() (node.Work, error) {
+		return c.begin(what, op, call, do)
+	})
+}
+
+// takes is how long the manager works on a change.
+func (c *chassis) takes(what string) (least, most time.Duration) {
+	if what == "attach" {
+		return 2 * time.Second, 12 * time.Second
+	}
+	return time.Second, 8 * time.Second
+}
+
+// begin makes work of a call. One that is under way already is what its client finds when it asks again.
+func (c *chassis) begin(what, op string, call node.Call, do func() error) (node.Work, error) {
+	if err := c.refuses(op); err != nil {
+		return node.Work{}, err
+	}
+	for _, j := range c.jobs {
+		switch {
+		case j.over:
+		case j.op == op && j.machine == call.Machine && j.id == call.Device && call.Device != "":
+			return node.Work{Handle: j.handle, PollAfter: time.Second}, nil
+		case c.manner.alone && j.suspended:
+			return node.Work{}, &device.Fault{Class: device.FaultSuspended, Op: op, Message: j.handle + " waits for a person"}
+		case c.manner.alone:
+			return node.Work{}, &device.Fault{Class: device.FaultBusy, Op: op, Message: j.handle + " goes first"}
+		}
+	}
+	j := &job{handle: fmt.Sprintf("job-%d", len(c.jobs)+1), op: op, machine: call.Machine, id: call.Device, do: do}
+	c.jobs = append(c.jobs, j)
+	least, most := c.takes(what)
+	took := c.s.between("work "+what, least, most)
+	if c.manner.alone && c.s.chance("suspended", 30) {
+		c.s.struck("manager suspends")
+		c.s.note("fabric", "%s waits for a person: %s", j.handle, op)
+		j.suspended = true
+		took += c.s.between("person", 20*time.Second, 3*time.Minute)
+	}
+	c.s.after(took, nil, func() { c.end(j) })
+	return node.Work{Handle: j.handle, PollAfter: time.Second}, nil
+}
+
+// end does the work.
+func (c *chassis) end(j *job) {
+	if j.over {
+		return
+	}
+	j.over, j.suspended = true, false
+	if err := j.do(); err != nil {
+		f, ok := errors.AsType[*device.Fault](err)
+		if !ok || f.Class == device.FaultUnreachable || f.Class == device.FaultBusy {
+			f = &device.Fault{Class: device.FaultBusy, Op: j.op, Err: err} // nothing was done
+		}
+		j.fault = f
+	}
+	c.s.detail("fabric", "%s is over: %s", j.handle, j.op)
+}
+
+// restart makes the manager forget what it worked on; half of it is done all the same.
+func (c *chassis) restart() {
+	for _, j := range c.jobs {
+		if !j.over && c.s.chance("done at the restart", 2) {
+			c.end(j)
+		}
+		j.over = true
+	}
+	for i := range c.jobs {
+		c.jobs[i] = &job{over: true}
+	}
+}
+
+func (m manager) Poll(ctx context.Context, _ attach.Kind, _ node.Call, handle string) (node.Work, error) {
+	op := "poll " + handle
+	return invoke(ctx, m.p, fabricCall("poll "+m.p.node, op, 50*time.Millisecond, 800*time.Millisecond), func() (node.Work, error) {
+		c := m.p.s.fabric
+		if c.down() {
+			return node.Work{}, unreachable(op)
+		}
+		for _, j := range c.jobs {
+			switch {
+			case j.handle != handle:
+			case j.suspended:
+				return node.Work{Handle: handle, PollAfter: time.Second, Fault: &device.Fault{Class: device.FaultSuspended, Op: op, Message: "a person has to resume it"}}, nil
+			case !j.over:
+				return node.Work{Handle: handle, PollAfter: time.Second}, nil
+			default:
+				return node.Work{Fault: j.fault}, nil
+			}
+		}
+		return node.Work{Fault: &device.Fault{Class: device.FaultUnknown, Op: op, Message: "no such job"}}, nil
+	})
+}
+
+func (c *chassis) attach(p *process, call node.Call, op string) error {
+	machine, model := call.Machine, call.Model
 	if err := c.refuses(op); err != nil {
 		return err
 	}
+	if g := c.byID(call.Device); call.Device != "" && (g == nil || g.machine != "") {
+		return &device.Fault{Class: device.FaultRejected, Op: op, Message: call.Device + " is not free"}
+	}
 	var free []*gpu
 	for _, g := range c.gpus {
-		if fabricModel(g.model) == model && g.machine == "" && g.health != device.HealthCritical {
+		if fabricModel(g.model) == model && g.machine == "" && g.health != device.HealthCritical && (call.Device == "" || g.id == call.Device) {
 			free = append(free, g)
 		}
 	}
@@ -181,27 +333,42 @@ func (c *chassis) attach(p *process, machine device.Machine, model, op string) e
 
 // connect makes the link; the host finds the device.
 func (c *chassis) connect(g *gpu, machine device.Machine) {
-	g.machine = machine
+	c.move(g, machine)
 	if h := c.s.hostOf(machine); h != nil {
 		h.linked(g)
 	}
 }
 
+// move is where the device is from now on.
+func (c *chassis) move(g *gpu, to device.Machine) {
+	g.machine = to
+	g.moves = append(g.moves, move{c.s.now(), to})
+}
+
+// listedOn is where the manager's lists have the device.
+func (c *chassis) listedOn(g *gpu) device.Machine {
+	seen := c.s.now().Add(-c.manner.lag)
+	for _, m := range slices.Backward(g.moves) {
+		if !m.at.After(seen) {
+			return m.to
+		}
+	}
+	return ""
+}
+
 // disconnect takes the link down; what the host still shows of it goes.
 func (c *chassis) disconnect(g *gpu) {
 	h := c.s.hostOf(g.machine)
-	g.machine, g.foreign = "", false
+	c.move(g, "")
+	g.foreign = false
 	if h != nil {
 		h.unlinked(g)
 	}
 }
 
-func (m manager) Detach(ctx context.Context, machine device.Machine, id, _ string) error {
-	op := "detach " + id + " from " + m.p.node
-	_, err := invoke(ctx, m.p, fabricCall("detach "+m.p.node, op, time.Second, 8*time.Second), func() (struct{}, error) {
-		return struct{}{}, m.p.s.fabric.detach(m.p, machine, id, op)
-	})
-	return err
+func (m manager) Detach(ctx context.Context, call node.Call) (node.Work, error) {
+	op := "detach " + call.Device + " from " + m.p.node
+	return m.change(ctx, "detach", op, call, func() error { return m.p.s.fabric.detach(m.p, call.Machine, call.Device, op) })
 }
 
 func (c *chassis) detach(p *process, machine device.Machine, id, op string) error {
@@ -226,13 +393,7 @@ func (m manager) Free(ctx context.Context, models []device.Model) (map[device.Mo
 		}
 		free := map[device.Model]pool.Supply{}
 		for _, model := range models {
-			n := 0
-			for _, g := range c.gpus {
-				if g.model == model && g.machine == "" && g.health != device.HealthCritical {
-					n++
-				}
-			}
-			free[model] = pool.Supply{Count: n}
+			free[model] = c.free(model)
 		}
 		return free, nil
 	})
@@ -258,14 +419,39 @@ func (m manager) Attached(ctx context.Context, machines []device.Machine) map[de
 	return of
 }
 
+// free is what the manager lists, or counts, as free.
+func (c *chassis) free(model device.Model) pool.Supply {
+	var supply pool.Supply
+	if c.manner.chooses {
+		supply.Devices = []device.OnFabric{}
+	}
+	for _, g := range c.gpus {
+		if g.model != model || c.listedOn(g) != "" || g.health == device.HealthCritical && !c.manner.chooses {
+			continue
+		}
+		supply.Count++
+		if c.manner.chooses {
+			supply.Devices = append(supply.Devices, c.shown(g, ""))
+		}
+	}
+	return supply
+}
+
 func (c *chassis) list(machine device.Machine) []device.OnFabric {
 	list := []device.OnFabric{}
-	for _, g := range c.on(machine) {
-		uuid := g.uuid
-		if c.s.now().Before(g.unnamedUntil) {
-			uuid = ""
+	for _, g := range c.gpus {
+		if c.listedOn(g) == machine {
+			list = append(list, c.shown(g, machine))
 		}
-		list = append(list, device.OnFabric{ID: g.id, Machine: machine, Model: fabricModel(g.model), UUID: uuid, Health: g.health})
 	}
 	return list
+}
+
+// shown is a device as the manager lists it.
+func (c *chassis) shown(g *gpu, machine device.Machine) device.OnFabric {
+	uuid := g.uuid
+	if c.manner.nameless || c.s.now().Before(g.unnamedUntil) {
+		uuid = ""
+	}
+	return device.OnFabric{ID: g.id, Machine: machine, Model: fabricModel(g.model), UUID: uuid, Health: g.health}
 }

@@ -107,8 +107,8 @@ func (s *Sim) leaseChanged(c change, before, after device.Lease) {
 			s.breakIt("one-unit-one-device", "units %s and %s both have %s", after.Unit, other.Unit, after.FabricDevice)
 		}
 	}
-	if g := s.fabric.byID(after.FabricDevice); g != nil && g.foreign && s.adopt {
-		g.foreign = false // taken in
+	if g := s.fabric.byID(after.FabricDevice); g != nil && g.foreign && (s.adopt || after.Wanted == g.id) {
+		g.foreign = false // taken in, or there by our own word as far as anybody can tell
 	} else if g != nil && g.foreign && g.machine == after.Machine {
 		s.breakIt("foreign", "unit %s takes %s, which a person attached", after.Unit, g.id)
 	}
@@ -490,10 +490,9 @@ func (s *Sim) judge() {
 }
 
 // How long a claim may wait for a word: an attach has its deadline, and what failed is told at once.
-const (
-	toldMost    = attachMost + 2*time.Minute
-	toldAllMost = 2 * time.Minute
-)
+const toldAllMost = 2 * time.Minute
+
+func (s *Sim) toldMost() time.Duration { return max(attachMost, s.patience()) + 2*time.Minute }
 
 // toldInTime: when nothing goes wrong, a claim whose unit is free or on its node hears of it.
 func (s *Sim) toldInTime(p *pod) {
@@ -503,17 +502,17 @@ func (s *Sim) toldInTime(p *pod) {
 	for _, name := range p.claims {
 		o, ok := s.api.objects[claims][name].(*resourceapi.ResourceClaim)
 		at, has := s.watch.allocated[name]
-		if !ok || !has || len(o.Status.ReservedFor) == 0 || s.now().Sub(laterOf(at, s.calm)) <= toldMost {
+		if !ok || !has || len(o.Status.ReservedFor) == 0 || s.now().Sub(laterOf(at, s.calm)) <= s.toldMost() {
 			continue
 		}
 		for _, r := range results(o) {
 			u, _ := device.UnitOfEntry(r.Device)
-			if s.now().Sub(s.watch.touched[u]) <= toldMost {
+			if s.now().Sub(s.watch.touched[u]) <= s.toldMost() {
 				continue // it was held elsewhere, and came free since
 			}
 			l, leased := leaseOf(s.api.objects[leases][device.LeaseName(fabricID, u)])
 			if conditionOf(o, r) == "" && (!leased || l.Node == p.waiting) {
-				s.breakIt("not-told", "claim %s has waited %s for unit %s and heard nothing; its lease: %s", name, toldMost, u, describe(l))
+				s.breakIt("not-told", "claim %s has waited %s for unit %s and heard nothing; its lease: %s", name, s.toldMost(), u, describe(l))
 			}
 		}
 	}

@@ -48,6 +48,9 @@ func RandomScript(seed uint64) Script {
 	if p.one(3) {
 		lines[0] += " parallel"
 	}
+	if p.one(2) {
+		lines[0] += " manner=" + []string{"totals", "tasks", "jobs"}[p.r.IntN(3)]
+	}
 	if p.one(8) {
 		lines[0] += " adopt"
 	}
@@ -160,7 +163,7 @@ func (p *plan) deletion() string {
 // calls are the beginnings of what a process asks of the world.
 func (p *plan) call() string {
 	all := []string{
-		"fabric attach", "fabric attach", "fabric attach", "fabric detach", "fabric detach", "fabric list", "fabric count",
+		"fabric attach", "fabric attach", "fabric attach", "fabric detach", "fabric detach", "fabric poll", "fabric poll", "fabric list", "fabric count",
 		"api create lease", "api delete lease", "api get lease", "api list leases", "api get claim", "api list claims", "api apply claim",
 		"api write slice", "api label node", "api renew election", "api acquire election", "api get election",
 		"host observe", "host rescan", "host drain", "host drain", "host drain", "host remove", "host remove", "host holders", "host bind", "host discover", "host find", "host edits",
@@ -228,6 +231,7 @@ func choices() []choice {
 		{2, func(p *plan) string { return "down " + p.upTo(time.Minute) }},
 		{1, func(p *plan) string { return "down " + p.upTo(6*time.Minute) }},
 		{1, func(p *plan) string { return "busy " + p.upTo(6*time.Minute) }},
+		{1, func(*plan) string { return "restart-manager" }},
 		{1, func(p *plan) string { return fmt.Sprintf("unnamed %d %s", p.r.IntN(4), p.upTo(3*time.Minute)) }},
 		{1, func(p *plan) string { return fmt.Sprintf("damage %d %s", p.r.IntN(4), p.upTo(2*time.Minute)) }},
 		{1, func(p *plan) string { return fmt.Sprintf("unlease %d force", p.r.IntN(4)) }},

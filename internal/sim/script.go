@@ -78,6 +78,10 @@ func Run(ctx context.Context, b Bubble, script Script, o Options, finish bool) (
 	_, s.exclude = set["exclude"]
 	_, s.crude = set["crude"]
 	s.coolDown, s.minPerNode, s.maxPerNode, s.slots = coolDown, number(set["min"], 0), number(set["max"], 0), number(set["slots"], 0)
+	if _, known := manners()[set["manner"]]; !known {
+		return res, fmt.Errorf("manner %q is none", set["manner"])
+	}
+	s.manner = manners()[set["manner"]]
 	s.build(ctx, number(set["nodes"], 2), number(set["gpus"], 2), number(set[string(otherModel)], 0))
 	defer s.close()
 	for _, c := range script[1:] {
@@ -131,7 +135,7 @@ func verbs() map[string]verb {
 		"unlease": (*Sim).unlease, "down": (*Sim).managerDown, "lose": onNode((*Sim).loseCheckpoint), "show": (*Sim).show,
 		"busy": (*Sim).managerBusy, "reclaim": onNode((*Sim).reclaim), "unnamed": (*Sim).unnamed, "config": (*Sim).configure,
 		"unmodel": forAWhile((*Sim).unmodel), "damage": (*Sim).damage, "restart": forAWhile((*Sim).restartKubelet), "calm": (*Sim).calmCommand,
-		"unsee": onNode((*Sim).unsee),
+		"unsee": onNode((*Sim).unsee), "restart-manager": func(s *Sim, _ []string) error { s.restartManager(); return nil },
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/cohdi/cohdi-agent/test/chassis"
 	"github.com/cohdi/cohdi-agent/test/cluster/install"
 	"github.com/cohdi/cohdi-agent/test/cluster/localkube"
 )
@@ -59,10 +60,20 @@ func newCommand(stdout, stderr io.Writer) *cobra.Command {
 			return run(cmd.Context(), cluster, args)
 		}}
 	}
-	var chassis string
+	var file, manager string
 	up := simple("up", "Start the cluster, or say that it is up", cobra.NoArgs,
-		func(ctx context.Context, c *localkube.Cluster, _ []string) error { return c.Up(ctx, chassis) })
-	up.Flags().StringVar(&chassis, "chassis", "", "configuration of the device simulator; none starts no simulator")
+		func(ctx context.Context, c *localkube.Cluster, _ []string) error {
+			if manager != "" {
+				files, err := chassis.Files(".", manager)
+				if err != nil {
+					return err
+				}
+				file = files.Chassis
+			}
+			return c.Up(ctx, file)
+		})
+	up.Flags().StringVar(&file, "chassis", "", "configuration of the device simulator; none starts no simulator")
+	up.Flags().StringVar(&manager, "manager", "", "kind of the fabric manager of the demonstration's chassis, instead of a file")
 	root.AddCommand(up,
 		simple("down", "Take the cluster down; only its logs stay", cobra.NoArgs,
 			func(ctx context.Context, c *localkube.Cluster, _ []string) error { return c.Down(ctx) }),
@@ -109,8 +120,19 @@ func newCommand(stdout, stderr io.Writer) *cobra.Command {
 // deployCommand installs the agent; what it installs is that of the repository in the working directory.
 func deployCommand(simple func(string, string, cobra.PositionalArgs, runFunc) *cobra.Command) *cobra.Command {
 	o := install.Default(".")
+	var manager string
 	cmd := simple("deploy", "Install the agent as a user does", cobra.NoArgs,
-		func(ctx context.Context, c *localkube.Cluster, _ []string) error { return install.Install(ctx, c, o) })
+		func(ctx context.Context, c *localkube.Cluster, _ []string) error {
+			if manager != "" {
+				files, err := chassis.Files(".", manager)
+				if err != nil {
+					return err
+				}
+				o.Config, o.Chassis = files.Agent, files.Chassis
+			}
+			return install.Install(ctx, c, o)
+		})
+	cmd.Flags().StringVar(&manager, "manager", "", "kind of the fabric manager of the demonstration's chassis, instead of files")
 	cmd.Flags().StringVar(&o.Image, "image", o.Image, "archive of the agent's image")
 	cmd.Flags().StringVar(&o.Manifest, "manifest", o.Manifest, "the agent's manifest")
 	cmd.Flags().StringVar(&o.Config, "config", o.Config, "the agent's configuration")

@@ -23,11 +23,8 @@ import (
 	"github.com/cohdi/cohdi-agent/test/cluster/localkube"
 )
 
-const (
-	chassis = "test/chassis/demo.yaml"
-	// control is the simulator's control API, as the chassis' file says.
-	control = "127.0.0.1:8444"
-)
+// control is the simulator's control API, as the chassis' file says.
+const control = "127.0.0.1:8444"
 
 // guard is a process that takes the cluster down if this one cannot.
 type guard struct{ stdin io.WriteCloser }

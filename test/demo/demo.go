@@ -18,6 +18,7 @@ import (
 
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/simapi"
 	"github.com/cohdi/cohdi-agent/internal/device"
+	"github.com/cohdi/cohdi-agent/test/chassis"
 	"github.com/cohdi/cohdi-agent/test/cluster/install"
 	"github.com/cohdi/cohdi-agent/test/cluster/localkube"
 )
@@ -35,6 +36,7 @@ const (
 // demo is one demonstration.
 type demo struct {
 	o       options
+	files   chassis.Paths
 	screen  *screen
 	cluster *localkube.Cluster
 	sim     *simapi.Client
@@ -54,7 +56,11 @@ func newDemo(ctx context.Context, o options) (*demo, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &demo{o: o, screen: newScreen(os.Stdout), cluster: c, sim: simapi.NewClient(control)}
+	files, err := chassis.Files(".", o.manager)
+	if err != nil {
+		return nil, err
+	}
+	d := &demo{o: o, files: files, screen: newScreen(os.Stdout), cluster: c, sim: simapi.NewClient(control)}
 	d.foreign = c.Status(ctx, io.Discard) == nil
 	return d, nil
 }
@@ -83,7 +89,7 @@ func (d *demo) bringUp(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := d.cluster.Up(ctx, chassis); err != nil {
+	if err := d.cluster.Up(ctx, d.files.Chassis); err != nil {
 		return err
 	}
 	if err := d.connect(); err != nil {
@@ -140,7 +146,7 @@ func (d *demo) install(ctx context.Context) error {
 	}
 	d.screen.say("\n== Installing cohdi-agent")
 	d.typed("kubectl create secret generic cohdi-fabric-0 -n cohdi-system ...   # the fabric manager's login")
-	d.typed("kubectl apply -f deploy/daemonset.yaml                             # with test/chassis/agent.yaml in the ConfigMap")
+	d.typed("kubectl apply -f deploy/daemonset.yaml                             # with %s in the ConfigMap", d.files.Agent)
 	d.typed("kubectl apply -f deploy/extended-resource.yaml")
 	log, err := d.openLog("install.log")
 	if err != nil {
@@ -148,7 +154,9 @@ func (d *demo) install(ctx context.Context) error {
 	}
 	defer log.Close()
 	d.cluster.Progress = log
-	return install.Install(ctx, d.cluster, install.Default("."))
+	what := install.Default(".")
+	what.Config, what.Chassis = d.files.Agent, d.files.Chassis
+	return install.Install(ctx, d.cluster, what)
 }
 
 func (d *demo) openLog(name string) (*os.File, error) {

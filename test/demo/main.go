@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -12,6 +13,8 @@ import (
 	"runtime/debug"
 	"syscall"
 	"time"
+
+	"github.com/cohdi/cohdi-agent/test/chassis"
 )
 
 // options are the flags.
@@ -19,6 +22,8 @@ type options struct {
 	state, bin string
 	// keep leaves the cluster up; reuse takes the agent that runs in it already.
 	keep, reuse bool
+	// manager is the kind of the fabric manager.
+	manager string
 }
 
 func main() {
@@ -44,6 +49,7 @@ func command(ctx context.Context, args []string) error {
 	flags.StringVar(&o.bin, "bin", ".cache/bin", "folder with the built programs")
 	flags.BoolVar(&o.keep, "keep", os.Getenv("KEEP") != "", "leave the cluster up; KEEP=1 in the environment says the same")
 	flags.BoolVar(&o.reuse, "reuse", false, "use the agent that is installed in the running cluster")
+	flags.StringVar(&o.manager, "manager", cmp.Or(os.Getenv("FABRIC"), chassis.Default), "kind of the fabric manager; FABRIC in the environment says the same")
 	guard := flags.Bool("guard", false, "wait on standard input for the end of the demonstration, and take the cluster down if it broke off")
 	if err := flags.Parse(args); err != nil {
 		return err

@@ -328,15 +328,25 @@ func (c *Client) name(what string, p *procedure, inv *inventory, cpu, gpu *resou
 	return nil
 }
 
-// Health asks both services.
+// Health asks both services. FaultSuspended is a job, anybody's, that waits for a person and lets no other begin.
 func (c *Client) Health(ctx context.Context) error {
-	for _, req := range []rest.Request{
-		c.request("health", "ask how the configuration-manager is", c.configuration+"/resources", url.Values{"detail": {"false"}}),
-		c.request("health", "ask how layout-apply is", c.layout+"/layout-apply", url.Values{"limit": {"1"}}),
-	} {
-		req.Limit = maxInventory
-		if _, fault := c.call(ctx, req); fault != nil {
-			return fault
+	req := c.request("health", "ask how the configuration-manager is", c.configuration+"/resources", url.Values{"detail": {"false"}})
+	req.Limit = maxInventory
+	if _, fault := c.call(ctx, req); fault != nil {
+		return fault
+	}
+	const what = "ask how layout-apply is"
+	jobs, _, fault := c.jobs(ctx, what)
+	if fault != nil {
+		return fault
+	}
+	for _, j := range jobs {
+		id, err := checkApplyID(string(j.ID))
+		if err == nil && j.waits() {
+			return &device.Fault{
+				Class: device.FaultSuspended, Op: what,
+				Message: fmt.Sprintf("job %s is suspended until a person resumes or cancels it, and no other can begin", id),
+			}
 		}
 	}
 	return nil

@@ -133,6 +133,11 @@ func (j job) unfinished() bool {
 	return false
 }
 
+// waits: nothing goes on before a person has resumed or cancelled it, or its rollback.
+func (j job) waits() bool {
+	return j.Status == stateSuspended || j.Status == stateCanceled && j.RollbackStatus == stateSuspended
+}
+
 func (j job) step(op fabric.Operation) (step, bool) {
 	for _, s := range j.Procedures {
 		if s.does(op) {

@@ -20,6 +20,8 @@ const (
 	ManagerFM = "fm"
 	// ManagerCM speaks the API of FTI's Cluster Manager, with a Fabric Manager beside it that counts what is free.
 	ManagerCM = "cm"
+	// ManagerCDIM speaks the API of project-cdim and of the product that grew from it.
+	ManagerCDIM = "cdim"
 )
 
 // How many changing calls a manager takes for one machine at a time: one, or several.
@@ -54,9 +56,11 @@ type Config struct {
 type Fabric struct {
 	ID      device.FabricID
 	Manager string
-	// Endpoint is the manager's https URL without a path.
+	// Endpoint is the manager's https URL without a path, Tenant a UUID; FM and CM have them.
 	Endpoint string
 	Tenant   string
+	// CDIM says how that manager is reached; nil with any other.
+	CDIM *CDIM
 	// Cluster is the UUID that a Cluster Manager has for the cluster; empty with any other manager.
 	Cluster string
 	// ManagerFabric is the manager's own number of the fabric.
@@ -78,6 +82,18 @@ type Fabric struct {
 	SlotsPerNode int
 	Slots        map[string]int
 	Models       []Model
+}
+
+// CDIM says how a CDIM is reached: by its gateway, with the URL of the login there, or by its two services' own ports.
+type CDIM struct {
+	Dialect                           string
+	Gateway, Login                    string
+	ConfigurationManager, LayoutApply string
+	// PlainHTTP accepts http URLs.
+	PlainHTTP bool
+	// ResourceGroups and Switch narrow the devices that may be attached, by the manager's names; all if empty.
+	ResourceGroups []string
+	Switch         string
 }
 
 // Model is a kind of device in the pool.
@@ -199,8 +215,12 @@ func defaults() Config {
 	}
 }
 
-// defaultSettle suits managers whose calls are over when they answer, or soon after.
-const defaultSettle = time.Minute
-
-// defaultCallTimeout is what a manager gets that answers when the hardware is done.
-const defaultCallTimeout = 3 * time.Minute
+// usual is how long a kind of manager may work on one call, and how long that may take effect after it has ended. Most
+// answer when the hardware is done, or soon after. The inventory of a CDIM follows a job by an event, or, if that is
+// lost, by its look every 10 minutes.
+func usual(manager string) (call, settle time.Duration) {
+	if manager == ManagerCDIM {
+		return 5 * time.Minute, 11 * time.Minute
+	}
+	return 3 * time.Minute, time.Minute
+}

@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/cohdi/cohdi-agent/internal/device"
+	"github.com/cohdi/cohdi-agent/internal/fabric/cdim"
 )
 
 // Limits of what the API server takes.
@@ -175,45 +176,102 @@ func (r *reader) fabrics(f field) []Fabric {
 	return all
 }
 
-// own checks the fields that only one kind of manager has, and needs; at is where they stand.
+// managers are the kinds of managers.
+func managers() []string { return []string{ManagerFM, ManagerCM, ManagerCDIM} }
+
+// own checks the fields that only some kinds of managers have, or need; at is where they stand.
 func (r *reader) own(f field, manager string, at map[string]field) {
-	for _, o := range []struct{ kind, name string }{
-		{ManagerCM, "cluster"},
+	fti := []string{ManagerFM, ManagerCM}
+	for _, o := range []struct {
+		name  string
+		kinds []string
+		needs bool
+	}{
+		{"endpoint", fti, true},
+		{"tenant", fti, true},
+		{"managerFabric", fti, false},
+		{"exclusion", fti, false},
+		{"cluster", []string{ManagerCM}, true},
+		{"cdim", []string{ManagerCDIM}, true},
 	} {
 		where, present := at[o.name]
+		has := slices.Contains(o.kinds, manager)
 		switch {
-		case manager == o.kind && !present:
-			r.say(f, "the field %s is missing, which manager: %s needs", o.name, o.kind)
-		case manager != o.kind && manager != "" && present:
-			r.say(where, "is a field of manager: %s alone", o.kind)
+		case has && o.needs && !present:
+			r.say(f, "the field %s is missing, which manager: %s needs", o.name, manager)
+		case !has && slices.Contains(managers(), manager) && present:
+			r.say(where, "is a field of manager: %s alone", strings.Join(o.kinds, " and "))
 		}
+	}
+}
+
+// cdim reads how a CDIM is reached.
+func (r *reader) cdim(f field) *CDIM {
+	const where = "a URL of the form https://host[:port]"
+	var c CDIM
+	present := r.object(f, map[string]func(field){
+		"dialect":              func(f field) { word(r, f, &c.Dialect, string(cdim.DialectOSS), string(cdim.DialectProduct)) },
+		"gateway":              func(f field) { c.Gateway = r.filled(f, where) },
+		"login":                func(f field) { c.Login = r.filled(f, where) },
+		"configurationManager": func(f field) { c.ConfigurationManager = r.filled(f, where) },
+		"layoutApply":          func(f field) { c.LayoutApply = r.filled(f, where) },
+		"plainHTTP":            func(f field) { r.yes(f, &c.PlainHTTP) },
+		"resourceGroups": func(f field) {
+			r.list(f, func(f field) {
+				c.ResourceGroups = append(c.ResourceGroups, r.filled(f, "the name of a resource group"))
+			})
+		},
+		"switch": func(f field) { c.Switch = r.filled(f, "the name of a CXL switch") },
+	})
+	r.require(f, present, "dialect")
+	if f.node.Kind != yaml.MappingNode {
+		return &c
+	}
+	// Which of them go together, and what their URLs may be, the client knows.
+	if _, err := cdim.New(c.Client()); err != nil {
+		r.say(f, "%v", err)
+	}
+	return &c
+}
+
+// Client is the client's configuration, without what any fabric has.
+func (c *CDIM) Client() cdim.Config {
+	return cdim.Config{
+		Dialect: cdim.Dialect(c.Dialect), Gateway: c.Gateway, Login: c.Login, ConfigurationManager: c.ConfigurationManager, LayoutApply: c.LayoutApply,
+		PlainHTTP: c.PlainHTTP, ResourceGroups: c.ResourceGroups, Switch: c.Switch, Credentials: fabricsDir,
 	}
 }
 
 // fabric also returns where the id stands.
 func (r *reader) fabric(f field) (Fabric, field) {
-	fabric := Fabric{Exclusion: ExclusionMachine, CallTimeout: defaultCallTimeout, Settle: defaultSettle}
-	at, exclusion, own := f, f, map[string]field{}
+	fabric := Fabric{Exclusion: ExclusionMachine}
+	at, own := f, map[string]field{}
+	keep := func(name string, read func(field)) func(field) {
+		return func(f field) { own[name] = f; read(f) }
+	}
 	present := r.object(f, map[string]func(field){
 		"id":            func(f field) { at = f; fabric.ID = r.fabricID(f) },
-		"manager":       func(f field) { word(r, f, &fabric.Manager, ManagerFM, ManagerCM) },
-		"endpoint":      func(f field) { fabric.Endpoint = r.endpoint(f) },
-		"tenant":        func(f field) { fabric.Tenant = r.uuid(f, "the tenant's UUID at the manager") },
-		"cluster":       func(f field) { own["cluster"] = f; fabric.Cluster = r.uuid(f, "the cluster's UUID at the manager") },
-		"managerFabric": func(f field) { r.number(f, &fabric.ManagerFabric, 0, 1<<31-1) },
+		"manager":       func(f field) { word(r, f, &fabric.Manager, managers()...) },
+		"endpoint":      keep("endpoint", func(f field) { fabric.Endpoint = r.endpoint(f) }),
+		"tenant":        keep("tenant", func(f field) { fabric.Tenant = r.uuid(f, "the tenant's UUID at the manager") }),
+		"cluster":       keep("cluster", func(f field) { fabric.Cluster = r.uuid(f, "the cluster's UUID at the manager") }),
+		"cdim":          keep("cdim", func(f field) { fabric.CDIM = r.cdim(f) }),
+		"managerFabric": keep("managerFabric", func(f field) { r.number(f, &fabric.ManagerFabric, 0, 1<<31-1) }),
 		"credentials":   func(f field) { fabric.Credentials = r.directory(f) },
 		"callTimeout":   func(f field) { r.duration(f, &fabric.CallTimeout, time.Second, time.Hour) },
-		"exclusion":     func(f field) { exclusion = f; word(r, f, &fabric.Exclusion, ExclusionMachine, ExclusionNone) },
+		"exclusion":     keep("exclusion", func(f field) { word(r, f, &fabric.Exclusion, ExclusionMachine, ExclusionNone) }),
 		"settle":        func(f field) { r.duration(f, &fabric.Settle, time.Second, time.Hour) },
 		"nodeSelector":  func(f field) { fabric.NodeSelector = r.nodeSelector(f) },
 		"slotsPerNode":  func(f field) { r.number(f, &fabric.SlotsPerNode, 1, 1024) },
 		"slots":         func(f field) { fabric.Slots = r.slots(f) },
 		"models":        func(f field) { fabric.Models = r.models(f) },
 	})
-	r.require(f, present, "id", "manager", "endpoint", "tenant", "models")
+	r.require(f, present, "id", "manager", "models")
 	r.own(f, fabric.Manager, own)
+	call, settle := usual(fabric.Manager)
+	fabric.CallTimeout, fabric.Settle = cmp.Or(fabric.CallTimeout, call), cmp.Or(fabric.Settle, settle)
 	if fabric.Manager == ManagerCM && fabric.Exclusion == ExclusionNone {
-		r.say(exclusion, "is %q, which manager: %s cannot do: it is told how many devices a machine is to have in all", ExclusionNone, ManagerCM)
+		r.say(own["exclusion"], "is %q, which manager: %s cannot do: it is told how many devices a machine is to have in all", ExclusionNone, ManagerCM)
 	}
 	if !present["credentials"] {
 		fabric.Credentials = fabricsDir + string(fabric.ID)

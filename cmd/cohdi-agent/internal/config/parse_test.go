@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 
 	"github.com/cohdi/cohdi-agent/internal/device"
+	"github.com/cohdi/cohdi-agent/test/chassis"
 )
 
 const head = "apiVersion: agent.gpu.cohdi.io/v1alpha1\nkind: Config\n"
@@ -124,6 +125,87 @@ func TestParseCM(t *testing.T) {
 	}
 }
 
+// TestParseCDIM: a fabric of project-cdim, by its services' own ports.
+func TestParseCDIM(t *testing.T) {
+	got, err := Parse([]byte(head+`fabrics:
+- id: lab
+  manager: cdim
+  cdim:
+    dialect: oss
+    configurationManager: http://10.0.0.1:8001
+    layoutApply: http://10.0.0.1:8002
+    plainHTTP: true
+    resourceGroups: [team-a]
+    switch: CXL-A
+  models: [{name: a100, fabricModel: A}]
+`), "config.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := defaults()
+	want.Fabrics = []Fabric{{
+		ID: "lab", Manager: ManagerCDIM, Credentials: "/etc/cohdi-agent/fabrics/lab",
+		CDIM: &CDIM{
+			Dialect: "oss", ConfigurationManager: "http://10.0.0.1:8001", LayoutApply: "http://10.0.0.1:8002", PlainHTTP: true,
+			ResourceGroups: []string{"team-a"}, Switch: "CXL-A",
+		},
+		CallTimeout: 5 * time.Minute, Exclusion: ExclusionMachine, Settle: 11 * time.Minute, Models: []Model{{Name: "a100", FabricModel: "A"}},
+	}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("config (-want +got):\n%s", diff)
+	}
+}
+
+// TestParseCDIMErrors: a CDIM that cannot be reached so.
+func TestParseCDIMErrors(t *testing.T) {
+	const services = "configurationManager: https://c, layoutApply: https://l"
+	for _, tc := range []struct{ fields, cdim, want string }{
+		{"", "{dialect: oss, " + services + "}", ""},
+		{"", "{dialect: product, gateway: https://g, login: https://g/auth}", ""},
+		{"", "{dialect: perl, " + services + "}", `c.yaml:6: fabrics[0].cdim.dialect: is "perl", must be "oss" or "product"`},
+		{"", "{" + services + "}", "c.yaml:6: fabrics[0].cdim: the field dialect is missing"},
+		{"", "{dialect: oss, configurationManager: http://c, layoutApply: https://l}", `c.yaml:6: fabrics[0].cdim: CDIM configuration-manager "http://c" is not encrypted`},
+		{"", "{dialect: oss, plainHTTP: maybe, " + services + "}", `c.yaml:6: fabrics[0].cdim.plainHTTP: is "maybe", must be true or false`},
+		{"", "{dialect: oss, gateway: https://g, " + services + "}", "c.yaml:6: fabrics[0].cdim: CDIM gateway is given beside"},
+		{"  tenant: 3b5d7a52-0000-4000-8000-000000000001\n", "{dialect: oss, " + services + "}", "c.yaml:7: fabrics[0].tenant: is a field of manager: fm and cm alone"},
+		{"  exclusion: none\n", "{dialect: oss, " + services + "}", "c.yaml:7: fabrics[0].exclusion: is a field of manager: fm and cm alone"},
+	} {
+		_, err := Parse([]byte(head+"fabrics:\n- id: lab\n  manager: cdim\n  cdim: "+tc.cdim+"\n"+tc.fields+"  models: [{name: a100, fabricModel: A}]\n"), "c.yaml")
+		if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {
+			t.Errorf("%s%s:\n  error %v\n  want %s", tc.cdim, tc.fields, err, tc.want)
+		}
+	}
+	_, err := Parse([]byte(head+"fabrics:\n- id: lab\n  manager: cdim\n  models: [{name: a100, fabricModel: A}]\n"), "c.yaml")
+	if err == nil || !strings.Contains(err.Error(), "the field cdim is missing, which manager: cdim needs") {
+		t.Errorf("error = %v", err)
+	}
+}
+
+// TestParseChassis: the demonstration's configurations, one for each kind of manager that has a chassis.
+func TestParseChassis(t *testing.T) {
+	const root = "../../../.."
+	kinds, err := chassis.Managers(root)
+	if err != nil || len(kinds) < 3 {
+		t.Fatalf("managers %v, %v", kinds, err)
+	}
+	for _, manager := range kinds {
+		files, err := chassis.Files(root, manager)
+		if err != nil {
+			t.Fatal(err)
+		}
+		data, err := os.ReadFile(files.Agent)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := Parse(data, files.Agent)
+		if err != nil {
+			t.Error(err)
+		} else if c.Fabrics[0].Manager != manager {
+			t.Errorf("%s: manager %s, want %s", files.Agent, c.Fabrics[0].Manager, manager)
+		}
+	}
+}
+
 // TestParseLimits: what says how many devices go where.
 func TestParseLimits(t *testing.T) {
 	got, err := Parse([]byte(head+`fabrics:
@@ -182,7 +264,7 @@ func TestParseErrors(t *testing.T) {
 		{"null", "managerFabric: 3", "managerFabric:", "c.yaml:8: fabrics[0].managerFabric: is empty, must be a whole number from 0 to 2147483647; leave the field out for its default"},
 		{"id with a dash", `id: "0"`, "id: rack-1", `c.yaml:4: fabrics[0].id: is "rack-1", must be 1 to 20 lower-case letters and digits`},
 		{"id too long", `id: "0"`, "id: abcdefghijklmnopqrstu", `c.yaml:4: fabrics[0].id: is "abcdefghijklmnopqrstu", must be 1 to 20 lower-case letters and digits`},
-		{"manager", "manager: fm", "manager: xx", `c.yaml:5: fabrics[0].manager: is "xx", must be "fm" or "cm"`},
+		{"manager", "manager: fm", "manager: xx", `c.yaml:5: fabrics[0].manager: is "xx", must be "fm" or "cm" or "cdim"`},
 		{"no cluster", "manager: fm", "manager: cm", "c.yaml:4: fabrics[0]: the field cluster is missing, which manager: cm needs"},
 		{"cluster of another manager", "managerFabric: 3", "cluster: 3b5d7a52-0000-4000-8000-0000000000c1", "c.yaml:8: fabrics[0].cluster: is a field of manager: cm alone"},
 		{"cluster's name", "managerFabric: 3", "cluster: lab", `c.yaml:8: fabrics[0].cluster: is "lab", must be the cluster's UUID at the manager`},
@@ -257,8 +339,6 @@ c.yaml:1: the field apiVersion is missing
 c.yaml:2: timings.coolDown: is "-1s", must be a duration from 0s to 720h, like 90s or 4m
 c.yaml:3: fabrics[0].id: is "A", must be 1 to 20 lower-case letters and digits
 c.yaml:3: fabrics[0]: the field manager is missing
-c.yaml:3: fabrics[0]: the field endpoint is missing
-c.yaml:3: fabrics[0]: the field tenant is missing
 c.yaml:3: fabrics[0]: the field models is missing
 c.yaml:3: fabrics[1].models: is empty; a fabric has at least one model`
 	if err == nil || err.Error() != want {

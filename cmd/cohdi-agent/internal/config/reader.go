@@ -141,6 +141,21 @@ func word[T ~string](r *reader, f field, into *T, allowed ...T) {
 	}
 }
 
+// yes reads true or false.
+func (r *reader) yes(f field, into *bool) {
+	const want = "true or false"
+	text, ok := r.text(f, want)
+	if !ok {
+		return
+	}
+	yes, err := strconv.ParseBool(text)
+	if err != nil || text != "true" && text != "false" {
+		r.kind(f, want)
+		return
+	}
+	*into = yes
+}
+
 // number reads a whole number in a range.
 func (r *reader) number(f field, into *int, least, most int) {
 	want := fmt.Sprintf("a whole number from %d to %d", least, most)

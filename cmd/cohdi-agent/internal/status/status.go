@@ -108,6 +108,8 @@ func words(k attach.Kind) string {
 		return "asks the fabric manager to attach it"
 	case attach.SendDetach:
 		return "asks the fabric manager to detach it"
+	case attach.Poll:
+		return "asks the fabric manager what became of it"
 	case attach.Store, attach.StoreIntent:
 		return "writes its lease"
 	case attach.Delete:

@@ -207,6 +207,7 @@ func TestScenario_suspended(t *testing.T) {
 				b.fault(op.Fault, device.FaultSuspended, op.Handle, "ER005BAS001")
 				_, err := c.Attach(t.Context(), b.intent(fabrictest.MachineTwo, 2))
 				b.fault(err, device.FaultSuspended, op.Handle, "E40027")
+				b.fault(c.Health(t.Context()), device.FaultSuspended, op.Handle)
 				// Our own job is found again, not refused.
 				again, err := c.Attach(t.Context(), b.intent(fabrictest.MachineOne, 0))
 				if err != nil || again.Handle != op.Handle {
@@ -217,6 +218,9 @@ func TestScenario_suspended(t *testing.T) {
 					t.Fatalf("%s = %d %v", end, status, body)
 				}
 				op, err = b.wait(c, op)
+				if sick := c.Health(t.Context()); sick != nil {
+					t.Errorf("it waits for nobody any more: %v", sick)
+				}
 				if end == "resume" {
 					if err != nil || op.State != fabric.Done || !slices.Equal(b.Attached(fabrictest.MachineOne), []string{b.device(0)}) {
 						t.Errorf("after resume %+v, %v, the machine has %v", op, err, b.Attached(fabrictest.MachineOne))

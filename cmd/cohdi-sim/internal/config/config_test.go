@@ -8,9 +8,35 @@ import (
 	"testing"
 
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/simapi"
+	"github.com/cohdi/cohdi-agent/test/chassis"
 )
 
 const demo = "../../../../test/chassis/demo.yaml"
+
+// TestParseManagers: the demonstration's chassis with each kind of manager.
+func TestParseManagers(t *testing.T) {
+	const root = "../../../.."
+	kinds, err := chassis.Managers(root)
+	if err != nil || len(kinds) < 3 {
+		t.Fatalf("managers %v, %v", kinds, err)
+	}
+	for _, manager := range kinds {
+		files, err := chassis.Files(root, manager)
+		if err != nil {
+			t.Fatal(err)
+		}
+		data, err := os.ReadFile(files.Chassis)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Parse(data); err != nil {
+			t.Errorf("%s: %v", files.Chassis, err)
+		}
+	}
+	if _, err := chassis.Files(root, "none"); err == nil || !strings.Contains(err.Error(), "there are cdim, cm, fm") {
+		t.Errorf("error = %v", err)
+	}
+}
 
 func TestLoad_demo(t *testing.T) {
 	c, err := Load(demo)
