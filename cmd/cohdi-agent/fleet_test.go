@@ -222,14 +222,16 @@ func (m *listedMachine) Remove(_ context.Context, at device.PCIAddress) error {
 	return nil
 }
 
-func (*listedMachine) Rescan(context.Context, device.PCIAddress) error         { return nil }
-func (*listedMachine) RescanAll(context.Context) error                         { return nil }
-func (*listedMachine) Bind(context.Context, device.PCIAddress) error           { return nil }
-func (*listedMachine) Discover(context.Context) error                          { return nil }
-func (*listedMachine) Drain(context.Context, device.PCIAddress) error          { return nil }
-func (*listedMachine) Undrain(context.Context, device.PCIAddress) error        { return nil }
-func (*listedMachine) addresses(context.Context) []device.PCIAddress           { return nil }
-func (*listedMachine) Prepared(device.FabricID, device.Unit) (yes, known bool) { return false, true }
+func (*listedMachine) Rescan(context.Context, device.PCIAddress) error  { return nil }
+func (*listedMachine) RescanAll(context.Context) error                  { return nil }
+func (*listedMachine) Bind(context.Context, device.PCIAddress) error    { return nil }
+func (*listedMachine) Discover(context.Context) error                   { return nil }
+func (*listedMachine) Drain(context.Context, device.PCIAddress) error   { return nil }
+func (*listedMachine) Undrain(context.Context, device.PCIAddress) error { return nil }
+func (*listedMachine) addresses(context.Context) []device.PCIAddress    { return nil }
+func (*listedMachine) Prepared(device.FabricID, device.Unit) (claims []string, known bool) {
+	return nil, true
+}
 
 func (*listedMachine) Holders(context.Context, device.PCIAddress) ([]string, error) {
 	return nil, nil

@@ -17,6 +17,8 @@ import (
 
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-agent/internal/config"
 	"github.com/cohdi/cohdi-agent/internal/device"
+	"github.com/cohdi/cohdi-agent/internal/fabric"
+	"github.com/cohdi/cohdi-agent/internal/lease"
 	"github.com/cohdi/cohdi-agent/internal/metrics"
 	"github.com/cohdi/cohdi-agent/internal/node"
 	"github.com/cohdi/cohdi-agent/internal/nodestatus"
@@ -259,12 +261,17 @@ func (m *membership) sit(ctx context.Context, at seat) func() {
 	log.Info("This node is a member of a fabric", "machine", at.machine)
 	ctx, cancel := context.WithCancel(klog.NewContext(ctx, log))
 	f, _ := m.cfg.Fabric(at.fabric)
-	loop := node.New(m.nodeConfig(at, f))
+	var all sync.WaitGroup
+	cfg := m.nodeConfig(at, f)
+	if turn := m.turn(at, &f); turn != nil {
+		cfg.Turns = turn
+		all.Go(func() { turn.Run(ctx) })
+	}
+	loop := node.New(cfg)
 	term := &term{m: m, fabric: f, seat: at}
 	m.mu.Lock()
 	m.loop, m.term = loop, term
 	m.mu.Unlock()
-	var all sync.WaitGroup
 	all.Go(func() { loop.Run(ctx) })
 	all.Go(func() {
 		if err := term.run(ctx); err != nil && ctx.Err() == nil {
@@ -272,6 +279,21 @@ func (m *membership) sit(ctx context.Context, at seat) func() {
 		}
 	})
 	return func() { cancel(); all.Wait() }
+}
+
+// turn is this node's place in the line at a manager that does one thing at a time for all nodes, nil at any other.
+func (m *membership) turn(at seat, f *config.Fabric) *lease.Turn {
+	if m.managers[at.fabric].Capabilities().Exclusion != fabric.ExclusionGlobal {
+		return nil
+	}
+	turn, err := lease.NewTurn(lease.TurnOptions{
+		Client: m.a.client, Clock: m.a.clock, Name: device.TurnLease(f.Address()), Node: m.a.o.node, Changed: m.poke,
+	})
+	if err != nil {
+		m.a.fail(err) // the manager still takes one call at a time, whoever comes first
+		return nil
+	}
+	return turn
 }
 
 // tellFabric says on the Node whether this node can work with its fabric manager.

@@ -167,7 +167,6 @@ type prepared struct{ plugin *kubeletplugin.Plugin }
 
 var _ node.Prepared = (*prepared)(nil)
 
-func (p *prepared) Prepared(f device.FabricID, u device.Unit) (yes, known bool) {
-	by, known := p.plugin.PreparedBy(f, u)
-	return len(by) > 0, known
+func (p *prepared) Prepared(f device.FabricID, u device.Unit) (claims []string, known bool) {
+	return p.plugin.PreparedClaims(f, u)
 }

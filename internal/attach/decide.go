@@ -115,6 +115,16 @@ func (o *Observation) waitForWork() Decision {
 	return o.waitUntil(next, "the manager works on it (%s)%s", o.work(), why)
 }
 
+// waitForTurn waits for the nodes that asked before.
+func (o *Observation) waitForTurn() Decision {
+	d := o.wait("the fabric manager does one thing at a time; %d before this node's", o.Before)
+	d.Turn = true
+	if at := o.deadline(); at.After(o.Now) && (o.Lease.Phase == device.Assigned || o.Lease.Phase == device.Attaching) {
+		d.Wake = at
+	}
+	return d
+}
+
 func (o *Observation) waitForReadable() Decision {
 	const why = "a device lease of this node cannot be read, and what comes may be its; a person has to put it right"
 	if d := o.deadline(); d.After(o.Now) && o.Lease.Phase != device.Failed {
@@ -134,6 +144,9 @@ func (o *Observation) storeIntent() Decision {
 	}
 	if w := o.Lease.Wanted; w != "" && slices.Contains(o.strangers(), w) {
 		return nothingComes(o.fail("Foreign", device.BlameUnit, "the fabric manager lists %s on this machine already, and no device lease says why", w))
+	}
+	if o.OutOfTurn {
+		return o.waitForTurn()
 	}
 	if o.open() {
 		next := o.OpenUntil
@@ -208,20 +221,23 @@ func (o *Observation) tellHolders() Decision {
 
 // tellPrepared says in the lease that a container may keep the device for long, so that no more claims are given it.
 func (o *Observation) tellPrepared() Decision {
-	const who = "a container that it is prepared for"
+	who := "a container of " + holders(o.PreparedFor)
 	switch {
 	case !o.Prepared:
 		return o.wait("it is not known yet whether it is prepared for a claim")
 	case o.Lease.HeldBy != "", !o.Lease.IdleSince.IsZero(): // a claim that comes by the ready entry says so itself
-		return o.wait("it is still prepared for a claim")
+		return o.wait("it is still prepared for %s", holders(o.PreparedFor))
 	}
-	d := o.store("it is still prepared for a claim")
+	d := o.store("it is still prepared for %s", holders(o.PreparedFor))
 	d.Lease.HeldBy = who
 	return d
 }
 
-func (o *Observation) waitForDetach() Decision {
-	return o.waitUntil(o.Last.At.Add(o.Settings.Busy), "the manager is asked again: %v", o.Last.Fault)
+// waitForBusy keeps the turn: whoever came next would be refused, too.
+func (o *Observation) waitForBusy() Decision {
+	d := o.waitUntil(o.Last.At.Add(o.Settings.Busy), "the manager is asked again: %v", o.Last.Fault)
+	d.Turn = true
+	return d
 }
 
 func (o *Observation) failUnknownModel() Decision {
@@ -258,6 +274,11 @@ func (o *Observation) failLate() Decision {
 		d.Lease.AskedAt = o.Last.At // it settles from there; the next phase does not remember the call
 	}
 	return d
+}
+
+func (o *Observation) failCritical() Decision {
+	return o.fail("DeviceCritical", device.BlameUnit, "the fabric manager reports %s as critical (%s); it stays attached, out of use",
+		o.Lease.FabricDevice, o.onFabric().HealthText)
 }
 
 func (o *Observation) failUnseen() Decision {

@@ -99,8 +99,11 @@ func (s *Settings) EffectUntil(askedAt, foundAt time.Time, last *Result) time.Ti
 }
 
 // refused: the last call was answered, and nothing happened.
-func (o *Observation) refused() bool {
-	return o.Last != nil && o.Last.Fault != nil && o.Last.Fault.Definite()
+func (o *Observation) refused() bool { return o.Last.Refused() }
+
+// Refused: it was answered, and nothing happened. What keeps work that is not over is no refusal.
+func (r *Result) Refused() bool {
+	return r != nil && r.Work == "" && r.Fault != nil && r.Fault.Definite()
 }
 
 // unanswered: the last call ended without an answer, or a former run may have made one, and it may still
@@ -419,6 +422,10 @@ func (o *Observation) due(k Kind) bool {
 		if last.IsZero() {
 			last = o.past(o.Lease.ChangedAt)
 		}
+	case Discover:
+		if o.Tried[k].Err != nil { // a driver that does not answer is not pressed
+			pause = o.Settings.Busy
+		}
 	case Drain, Remove:
 		pause = o.Settings.Hold
 	default:
@@ -449,6 +456,8 @@ func (o *Observation) unseen() string {
 		return fmt.Sprintf("%s is on the bus but cannot be used: %s", o.unbound().Address, o.unbound().Problem)
 	case o.unbound() != nil:
 		return fmt.Sprintf("%s is on the bus, no driver is bound to it", o.unbound().Address)
+	case o.function() != nil && o.NVMLState != "":
+		return fmt.Sprintf("%s is on the bus, NVML does not answer: %s", o.function().Address, o.NVMLState)
 	case o.unlisted() != nil && o.NVMLState != "":
 		return fmt.Sprintf("%s is on the bus, NVML does not answer: %s", o.unlisted().Address, o.NVMLState)
 	case o.unlisted() != nil:

@@ -81,6 +81,7 @@ func assigned() []rule {
 		{"unknown model", func(o *Observation) bool { return o.FabricModel == "" }, (*Observation).failUnknownModel, "Without the manager's word for the model nothing can be asked; another node may have the newer configuration."},
 		{"too late", (*Observation).late, (*Observation).failLate, "The Pod is placed elsewhere in time, and the scheduler's own 10 minutes do not pass."},
 		{"machine busy", func(o *Observation) bool { return o.MachineBusy }, (*Observation).waitForMachine, "What one call brings could not be told from what another brings; where the manager takes attaches side by side, any of them may have any of the devices."},
+		{"not its turn", func(o *Observation) bool { return o.OutOfTurn }, (*Observation).waitForTurn, "Where the manager does one thing at a time for all nodes, they take turns, in the order in which they asked."},
 		{"look first", func(o *Observation) bool { return !o.Fresh || o.strangersOld() }, (*Observation).list, "What comes is told by what was there before; what others attached, they may take away at any moment, and the manager may give us that very device."},
 		{"write ahead", always, (*Observation).storeIntent, "After a crash the next run must know that the fabric may have been asked, and what was there before."},
 	}
@@ -129,6 +130,7 @@ func calling() []rule {
 		{"stored, too late", asked(func(o *Observation) bool { return o.MaySend && o.late() }), (*Observation).failLate, "The call was not sent yet, and there is no time left for it."},
 		{"too late, list fails", func(o *Observation) bool { return o.late() && !o.Fresh && o.ListFault != nil }, (*Observation).failLate, "Nobody can say what came, and the Pod must not wait for the manager to return."},
 		{"machine busy", asked(func(o *Observation) bool { return o.MachineBusy }), (*Observation).waitForMachine, "Calls that exclude each other go one after the other: attach and detach always, two of a kind unless the manager takes them side by side."},
+		{"stored, not its turn", asked(func(o *Observation) bool { return o.MaySend && o.OutOfTurn }), (*Observation).waitForTurn, "The turn was lost, as by a pause of this process; it comes again."},
 		{"look again", func(o *Observation) bool { return !o.Fresh }, (*Observation).list, "Only a list that was read after the last change says what is there."},
 		{"stored, model gone", asked(func(o *Observation) bool { return o.MaySend && o.FabricModel == "" }), (*Observation).failUnknownModel, "The configuration has changed, and the call was not sent yet."},
 		{"stored, machine as it was", asked(func(o *Observation) bool { return o.MaySend && o.unchanged() }), func(o *Observation) Decision {
@@ -141,9 +143,7 @@ func calling() []rule {
 		}, "The manager said that nothing happened, and nobody waits any more."},
 		{"refused for good", asked(func(o *Observation) bool { return o.refused() && !passing(o.Last.Fault) }), (*Observation).failRefused, "The same call would be refused again; the scheduler chooses anew."},
 		{"refused, too late", asked(func(o *Observation) bool { return o.refused() && o.late() }), (*Observation).failLate, "It was refused for now until the time was over."},
-		{"refused for now", asked(func(o *Observation) bool { return o.refused() && o.Now.Before(o.Last.At.Add(o.Settings.Busy)) }), func(o *Observation) Decision {
-			return o.waitUntil(o.Last.At.Add(o.Settings.Busy), "the manager is asked again: %v", o.Last.Fault)
-		}, "A busy manager gets a pause before it is asked again."},
+		{"refused for now", asked(func(o *Observation) bool { return o.refused() && o.Now.Before(o.Last.At.Add(o.Settings.Busy)) }), (*Observation).waitForBusy, "A busy manager gets a pause before it is asked again."},
 		{"refused, ask again", asked((*Observation).refused), (*Observation).storeIntent, "Nothing happened on the fabric, so asking again cannot bring two."},
 		{"one came", asked(func(o *Observation) bool { return o.candidate() != "" }), (*Observation).storeDevice, "The list has the last word, whatever the call answered; the device that was not there before is ours."},
 		{"one left meanwhile", asked(func(o *Observation) bool { return o.left() }), (*Observation).storeLeft, "If it comes back, it answers this call."},
@@ -163,10 +163,7 @@ func appearing() []rule {
 		{"taken away", func(o *Observation) bool { return o.onFabric() == nil }, func(o *Observation) Decision {
 			return o.fail("Vanished", device.BlameUnit, "the fabric manager no longer lists %s on this machine", o.Lease.FabricDevice)
 		}, "Somebody detached it before it could be used."},
-		{"critical", func(o *Observation) bool { return o.onFabric().Health == device.HealthCritical }, func(o *Observation) Decision {
-			return o.fail("DeviceCritical", device.BlameUnit, "the fabric manager reports %s as critical (%s); it stays attached, out of use",
-				o.Lease.FabricDevice, o.onFabric().HealthText)
-		}, "It stays attached, out of use, so that the manager does not hand it out again at once."},
+		{"critical", func(o *Observation) bool { return o.onFabric().Health == device.HealthCritical }, (*Observation).failCritical, "It stays attached, out of use, so that the manager does not hand it out again at once."},
 		{"no identity", func(o *Observation) bool { return o.onFabric().UUID == "" && !o.byArrival() }, func(o *Observation) Decision {
 			return o.fail("NoIdentity", device.BlameUnit,
 				"the fabric manager gives no GPU UUID for %s, so it cannot be told from other GPUs of this node", o.Lease.FabricDevice)
@@ -241,10 +238,17 @@ func attached() []rule {
 			return o.phase(device.Releasing, "the lease was deleted, which is a wish to release")
 		}, "Deleting the lease is a wish to release; the finalizer keeps it until then."},
 		{"idle", func(o *Observation) bool { return !o.Lease.IdleSince.IsZero() }, func(o *Observation) Decision {
+			if o.Lease.Kept {
+				return o.wait("stays, since the node keeps a minimum")
+			}
 			return o.wait("goes back after the cool-down, or when another node needs it")
 		}, "It waits for a Pod here, or for the leader to call it back."},
 		{"who has it open", func(o *Observation) bool { return o.scanDue(o.Settings.Hold) }, (*Observation).findHolders, "A process may use it without a claim."},
 		{"held", (*Observation).held, (*Observation).tellHolders, "It is not offered while somebody has it open; the lease names who."},
+		{"look before it is offered", func(o *Observation) bool { return !o.Fresh && o.ListFault == nil }, (*Observation).list, "The next Pod gets it at once, and the manager may have called it critical since."},
+		{"critical", func(o *Observation) bool {
+			return o.Fresh && o.onFabric() != nil && o.onFabric().Health == device.HealthCritical
+		}, (*Observation).failCritical, "It is kept from the next Pod; it stays attached, out of use, so that the manager does not hand it out again at once."},
 		{"becomes idle", always, func(o *Observation) Decision {
 			d := o.store("nobody uses it")
 			d.Lease.IdleSince, d.Lease.HeldBy = o.Now, ""
@@ -314,6 +318,7 @@ func releasing() []rule {
 func detaching() []rule {
 	return []rule{
 		{"machine busy", func(o *Observation) bool { return o.MachineBusy }, (*Observation).waitForMachine, "Calls that exclude each other go one after the other: attach and detach always, two of a kind unless the manager takes them side by side."},
+		{"not its turn", func(o *Observation) bool { return o.OutOfTurn && !o.detachSent() && !o.unanswered() }, (*Observation).waitForTurn, "Where the manager does one thing at a time for all nodes, they take turns, in the order in which they asked."},
 		{"look", func(o *Observation) bool { return !o.Fresh }, (*Observation).list, "Only a list that was read after the last change says whether it is still attached."},
 		{"unknown, may still go", (*Observation).mayStillGo, (*Observation).lookWhileUnknown, "The call, or a second one, could take the device from whoever gets it next."},
 		{"detached, still listed", func(o *Observation) bool {
@@ -321,7 +326,7 @@ func detaching() []rule {
 		}, (*Observation).lookAfterDetach, "A manager's list may lag behind what it has done; a second call could take the device from whoever gets it next."},
 		{"refused for now", func(o *Observation) bool {
 			return (o.onFabric() != nil || !o.detachSent()) && o.Last != nil && o.Now.Before(o.Last.At.Add(o.Settings.Busy))
-		}, (*Observation).waitForDetach, "A busy manager gets a pause before it is asked again."},
+		}, (*Observation).waitForBusy, "A busy manager gets a pause before it is asked again."},
 		{"off the fabric", func(o *Observation) bool { return o.onFabric() != nil }, func(o *Observation) Decision {
 			return o.do(SendDetach, "it is off the bus")
 		}, "Nobody uses it and the node has let it go."},

@@ -139,6 +139,7 @@ func anothers(uuid device.GPUUUID) mod {
 }
 func acquired(d time.Duration) mod { return func(o *Observation) { o.Lease.AcquiredAt = ago(d) } }
 func asked(d time.Duration) mod    { return func(o *Observation) { o.Lease.AskedAt = ago(d) } }
+func outOfTurn(o *Observation)     { o.OutOfTurn, o.Before = true, 2 }
 func patient(o *Observation)       { o.Settings.Patience = 9 * time.Minute }
 func here(uuid device.GPUUUID) mod {
 	return func(o *Observation) { o.Here = append(o.Here, device.OnFabric{ID: "d1", Model: model, UUID: uuid}) }
@@ -166,7 +167,7 @@ func tried(k Kind, d time.Duration, err error) mod {
 	return func(o *Observation) { o.Tried[k] = Try{At: ago(d), Err: err} }
 }
 func longAgo(o *Observation)          { o.Lease.ChangedAt = ago(time.Minute) }
-func prepared(o *Observation)         { o.Prepared = true }
+func prepared(o *Observation)         { o.Prepared, o.PreparedFor = true, []string{"claim a/c9"} }
 func unknown(o *Observation)          { o.PreparedKnown = false }
 func noted(o *Observation)            { o.Lease.PreparedFor = []string{"u2"} }
 func idle(o *Observation)             { o.Lease.IdleSince = ago(time.Minute) }
@@ -239,6 +240,8 @@ var table = map[device.Phase][]row{
 		{situation: "model not configured here", mods: with(noModel), rule: "unknown model", want: Store, check: failed1("UnknownModel", device.BlameNode)},
 		{situation: "deadline passed in the queue", mods: with(late, machineBusy), rule: "too late", want: Store, check: failed1("AttachTimeout", device.BlameUnit)},
 		{situation: "another unit attaches", mods: with(machineBusy), rule: "machine busy", want: Wait},
+		{situation: "another node goes first", mods: with(outOfTurn), rule: "not its turn", want: Wait, wake: 3 * time.Minute, check: takesTurn},
+		{situation: "another node goes first, list old", mods: with(outOfTurn, stale), rule: "not its turn", want: Wait, wake: 3 * time.Minute, check: takesTurn},
 		{situation: "waits for its turn beyond the deadline of a call", mods: with(patient, acquired(8*time.Minute), machineBusy), rule: "machine busy", want: Wait},
 		{situation: "waited for its turn for too long", mods: with(patient, acquired(9*time.Minute), machineBusy), rule: "too late", want: Store, check: failed1("AttachTimeout", device.BlameUnit)},
 		{situation: "the manager gives no identities", mods: with(bound, seen(ours), func(o *Observation) {
@@ -267,6 +270,9 @@ var table = map[device.Phase][]row{
 		{situation: "intent stored, lease deleted", mods: with(maySend, deleting), rule: "stored and unwanted", want: Delete},
 		{situation: "intent stored, deadline passed", mods: with(maySend, late), rule: "stored, too late", want: Store, check: both(failed1("AttachTimeout", device.BlameUnit), unasked)},
 		{situation: "intent stored, another unit's turn", mods: with(maySend, machineBusy), rule: "machine busy", want: Wait},
+		{situation: "intent stored, the turn was lost", mods: with(maySend, outOfTurn), rule: "stored, not its turn", want: Wait, wake: 3 * time.Minute, check: takesTurn},
+		{situation: "busy a while ago, another node goes first", mods: with(answered(device.FaultBusy, time.Minute), outOfTurn), rule: "refused, ask again", want: Wait, wake: 3 * time.Minute, check: takesTurn},
+		{situation: "reply lost, listed, another node goes first", mods: with(here(ours), outOfTurn), rule: "one came", want: Store, check: became1},
 		{situation: "call runs", mods: with(maySend, running(SendAttach)), rule: "running", want: Wait},
 		{situation: "a device that was attached without a lease", mods: with(never, became, nobody, here(ours), bound, seen(ours)), rule: "seen by all", want: Store},
 		// What the manager works on.
@@ -279,6 +285,8 @@ var table = map[device.Phase][]row{
 		{situation: "work of a former run", mods: with(named1, stale), rule: "work goes on, look", want: Poll},
 		{situation: "work of a former run, the look failed", mods: with(named1, tried(Poll, time.Second, errTry)), rule: "work goes on", want: Wait, wake: 6 * time.Second},
 		{situation: "work waits for a person", mods: with(works(4*time.Second), named1, waitsForPerson, tried(Poll, 4*time.Second, nil)), rule: "work goes on", want: Wait, wake: 3 * time.Second},
+		{situation: "work waits for a person, too late", mods: with(works(4*time.Second), named1, waitsForPerson, late), rule: "work goes on, too late", want: Store, check: both(asked1, worksOn1)},
+		{situation: "work waits for a person for longer than a call may take", mods: with(patient, acquired(8*time.Minute), asked(5*time.Minute), works(4*time.Second), named1, waitsForPerson), rule: "work goes on, too late", want: Store, check: both(asked1, worksOn1)},
 		{situation: "work goes on, the deadline comes first", mods: with(works(time.Second), named1, acquired(4*time.Minute-time.Second)), rule: "work goes on", want: Wait, wake: time.Second},
 		{situation: "work goes on, too late", mods: with(works(4*time.Second), named1, late), rule: "work goes on, too late", want: Store, check: both(both(failed1("AttachTimeout", device.BlameUnit), asked1), worksOn1)},
 		{situation: "work goes on, too late for nobody", mods: with(works(4*time.Second), named1, late, nobody), rule: "work goes on, look", want: Poll},
@@ -431,7 +439,7 @@ var table = map[device.Phase][]row{
 		{situation: "drained by a former run", mods: with(serves(onCall), seen(""), draining), rule: "drained by a former run", want: Undrain},
 		{situation: "claim gone, still prepared", mods: with(prepared), rule: "still prepared", want: Store, check: func(t *testing.T, d Decision) {
 			t.Helper()
-			if d.Lease.HeldBy == "" || d.Lease.Phase != device.Attached || !d.Lease.IdleSince.IsZero() {
+			if d.Lease.HeldBy != "a container of claim a/c9" || d.Lease.Phase != device.Attached || !d.Lease.IdleSince.IsZero() {
 				t.Errorf("the lease does not say who keeps it: %+v", d.Lease)
 			}
 		}},
@@ -453,6 +461,10 @@ var table = map[device.Phase][]row{
 			}
 		}},
 		{situation: "a process has it open, as told", mods: with(scanned(time.Second), heldBy("pid 7"), toldHeld), rule: "held", want: Wait, wake: 29 * time.Second},
+		{situation: "nobody has it, list old", mods: with(scanned(time.Second), stale), rule: "look before it is offered", want: ListFabric},
+		{situation: "nobody has it, the manager cannot be asked", mods: with(scanned(time.Second), listFails(time.Second)), rule: "becomes idle", want: Store},
+		{situation: "nobody has it, the manager calls it critical", mods: with(scanned(time.Second), critical), rule: "critical", want: Store, check: failed1("DeviceCritical", device.BlameUnit)},
+		{situation: "idle, kept", mods: with(idle, kept), rule: "idle", want: Wait},
 		{situation: "nobody has it", mods: with(scanned(time.Second)), rule: "becomes idle", want: Store, check: func(t *testing.T, d Decision) {
 			t.Helper()
 			if d.Lease.IdleSince != now || d.Lease.Phase != device.Attached {
@@ -516,6 +528,9 @@ var table = map[device.Phase][]row{
 		{situation: "removed just now, still there", mods: with(draining, tried(Drain, 2*time.Second, nil), tried(Remove, time.Second, nil)), rule: "not off the bus", want: Wait, wake: 2 * time.Second},
 		{situation: "off the bus", mods: with(offBus), rule: "off the fabric", want: SendDetach},
 		{situation: "off the bus, list old", mods: with(offBus, stale), rule: "look", want: ListFabric},
+		{situation: "off the bus, another node goes first", mods: with(offBus, outOfTurn), rule: "not its turn", want: Wait, check: takesTurn},
+		{situation: "detached, another node goes first", mods: with(offBus, outOfTurn, notHere, answered("", time.Second)), rule: "back in the pool", want: Delete},
+		{situation: "reply lost, still listed, another node goes first", mods: with(offBus, outOfTurn, answered(device.FaultUnknown, time.Second)), rule: "unknown, may still go", want: Wait, wake: 4 * time.Second},
 		{situation: "off the bus, another unit's call", mods: with(offBus, machineBusy), rule: "machine busy", want: Wait},
 		{situation: "its address is not known, something is on the bus", mods: with(bound, silent, nowhere), rule: "not found, ask the driver", want: Discover},
 		{situation: "its address is not known, the driver was asked", mods: with(bound, silent, nowhere, tried(Discover, time.Second, nil)), rule: "off the fabric", want: SendDetach},
@@ -528,7 +543,7 @@ var table = map[device.Phase][]row{
 		{situation: "the manager gives no identity, two came", mods: with(anonymous, notHere, here(""), alsoSeen, arrival()), rule: "several came", want: Wait, wake: 30 * time.Second},
 		{situation: "another unit is at the stored address", mods: with(seen(alien)), rule: "off the fabric", want: SendDetach},
 		{situation: "another unit is at the stored address, NVML silent", mods: with(silent, taken, tried(Discover, time.Second, nil)), rule: "off the fabric", want: SendDetach},
-		{situation: "manager is busy", mods: with(offBus, answered(device.FaultBusy, time.Second)), rule: "refused for now", want: Wait, wake: 6 * time.Second},
+		{situation: "manager is busy", mods: with(offBus, answered(device.FaultBusy, time.Second)), rule: "refused for now", want: Wait, wake: 6 * time.Second, check: takesTurn},
 		{situation: "manager said done, still listed", mods: with(offBus, answered("", time.Second)), rule: "detached, still listed", want: Wait, wake: 4 * time.Second},
 		{situation: "manager said done a while ago, still listed", mods: with(offBus, answered("", time.Minute), looked(10*time.Second)), rule: "detached, still listed", want: ListFabric},
 		{situation: "manager said done long ago, still listed", mods: with(offBus, answered("", time.Hour)), rule: "off the fabric", want: SendDetach},
@@ -649,6 +664,13 @@ func worksOn1(t *testing.T, d Decision) {
 	t.Helper()
 	if d.Lease.Work != "job-1" {
 		t.Errorf("work = %q: the next run could not ask what became of it", d.Lease.Work)
+	}
+}
+
+func takesTurn(t *testing.T, d Decision) {
+	t.Helper()
+	if !d.Turn {
+		t.Error("the node would not ask for its turn")
 	}
 }
 

@@ -101,6 +101,9 @@ type Observation struct {
 	// MachineBusy: what another unit of this machine does, or is about to do, excludes this unit's call (see
 	// Settings.Excludes).
 	MachineBusy bool
+	// OutOfTurn: the manager does one thing at a time for all nodes, and Before nodes are to have theirs done first.
+	OutOfTurn bool
+	Before    int
 	// OpenUntil is how long an attach for another unit of this machine, which ended without an answer, may
 	// still take effect: what appears until then may be that unit's. It is zero if there is none.
 	OpenUntil time.Time
@@ -137,6 +140,8 @@ type Observation struct {
 	// checkpoint is being rebuilt.
 	Prepared      bool
 	PreparedKnown bool
+	// PreparedFor are the claims, for people.
+	PreparedFor []string
 	// Holders are the processes that have the device open, for people; HoldersAt is when they were
 	// looked for, zero if not yet.
 	Holders   []string
@@ -214,4 +219,6 @@ type Decision struct {
 	Lease device.Lease
 	// Wake is when to look again though nothing changed; zero is never.
 	Wake time.Time
+	// Turn: the manager is to do something for the unit as soon as it is this node's turn.
+	Turn bool
 }

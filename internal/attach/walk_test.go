@@ -210,7 +210,7 @@ func late2(o *Observation) bool { return o.Now.After(o.Lease.AcquiredAt.Add(o.Se
 // end of an action of this loop.
 func TestWaitsEnd(t *testing.T) {
 	announced := map[string]bool{
-		"running": true, "unknown phase": true, "machine busy": true, "in use": true, "idle": true,
+		"running": true, "unknown phase": true, "machine busy": true, "not its turn": true, "in use": true, "idle": true,
 		"still prepared": true, "not taken back yet": true, "a lease is unreadable": true,
 	}
 	used := map[string]bool{}

@@ -33,6 +33,8 @@ const (
 	LabelIdle = Driver + "/idle"
 	// LabelElection on an election Lease names the fabric that it leads. Admission policies select by it.
 	LabelElection = Driver + "/election"
+	// LabelTurn on a turn Lease tells it from device leases; its value says no more than the name.
+	LabelTurn = Driver + "/turn"
 
 	// AnnotationUninstalled on the namespace of the leases is "true" when it may be deleted.
 	AnnotationUninstalled = Driver + "/uninstalled"
@@ -65,6 +67,13 @@ func (f FabricID) Pool() string { return "fabric-" + string(f) }
 
 // ElectionLease returns the name of the Lease by which the fabric's leader is elected.
 func (f FabricID) ElectionLease() string { return "fabric-" + string(f) }
+
+// TurnLease returns the name of the Lease by which nodes take turns at a manager, which several fabrics may share; the
+// address tells managers apart.
+func TurnLease(address string) string {
+	sum := sha256.Sum256([]byte(address))
+	return "turn-" + hex.EncodeToString(sum[:5])
+}
 
 // FabricOfPool returns the fabric that publishes the pool, and whether the name is of that form.
 func FabricOfPool(pool string) (FabricID, bool) {

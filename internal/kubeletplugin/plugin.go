@@ -198,6 +198,19 @@ func (p *Plugin) PreparedBy(fabric device.FabricID, unit device.Unit) (claims []
 	return r.owners(fabric, unit), !r.Rebuild
 }
 
+// PreparedClaims names those claims, for people.
+func (p *Plugin) PreparedClaims(fabric device.FabricID, unit device.Unit) (names []string, known bool) {
+	uids, known := p.PreparedBy(fabric, unit)
+	r, err := p.checkpoint.read()
+	if err != nil {
+		return nil, false
+	}
+	for _, uid := range uids {
+		names = append(names, r.Claims[uid].claimText(uid))
+	}
+	return names, known
+}
+
 // HandleError implements kubeletplugin.DRAPlugin.
 func (p *Plugin) HandleError(ctx context.Context, err error, msg string) {
 	if errors.Is(err, kubeletplugin.ErrRecoverable) {

@@ -61,6 +61,14 @@ type Sight struct {
 	NVMLState string
 }
 
+// Turns is the line of the nodes at a manager that does one thing at a time for all of them.
+type Turns interface {
+	// Want says whether the manager is to do something for this node. It must not block.
+	Want(want bool)
+	// Before tells how many nodes are before this one; mine is that it is its turn.
+	Before() (before int, mine bool)
+}
+
 // Host is this machine's kernel, driver and processes. Every call ends when ctx does.
 type Host interface {
 	Observe(ctx context.Context) (Sight, error)
@@ -86,9 +94,9 @@ type Claims interface {
 
 // Prepared answers from the plugin's checkpoint.
 type Prepared interface {
-	// Prepared tells whether the unit is prepared for some claim; known is false while the checkpoint
+	// Prepared names the claims that the unit is prepared for, for people; known is false while the checkpoint
 	// is being rebuilt.
-	Prepared(f device.FabricID, u device.Unit) (yes, known bool)
+	Prepared(f device.FabricID, u device.Unit) (claims []string, known bool)
 }
 
 // Observer hears what happened, for metrics, events and logs. Its methods must not block.

@@ -17,7 +17,7 @@ import (
 	"github.com/cohdi/cohdi-agent/internal/device"
 )
 
-// Config is what a Loop is made of; every field but Spawn is required.
+// Config is what a Loop is made of; every field but Spawn and Turns is required.
 type Config struct {
 	Node    string
 	Machine device.Machine
@@ -31,8 +31,10 @@ type Config struct {
 	// Deadlines of one action each.
 	CallDeadline, LocalDeadline time.Duration
 
-	Leases   Leases
-	Manager  Fabric
+	Leases  Leases
+	Manager Fabric
+	// Turns is nil where nodes need not wait for each other.
+	Turns    Turns
 	Host     Host
 	Claims   Claims
 	Prepared Prepared
@@ -153,6 +155,7 @@ func (l *Loop) Step(ctx context.Context) time.Time {
 	leases := l.mine(ctx)
 	if len(leases) == 0 {
 		l.forgetAllBut(nil)
+		l.wantTurn(false)
 		return time.Time{}
 	}
 	look, cancel := context.WithTimeout(ctx, l.cfg.LocalDeadline)
@@ -165,8 +168,10 @@ func (l *Loop) Step(ctx context.Context) time.Time {
 	leases = l.mine(ctx) // looking at the host takes a while, in which actions end
 	l.forgetAllBut(leases)
 	var wake time.Time
+	turn := false
 	for _, lease := range leases {
 		d := l.decide(lease, leases, sight)
+		turn = turn || d.Turn || l.changing(lease)
 		if !d.Wake.IsZero() && (wake.IsZero() || d.Wake.Before(wake)) {
 			wake = d.Wake
 		}
@@ -174,7 +179,23 @@ func (l *Loop) Step(ctx context.Context) time.Time {
 			l.perform(ctx, lease, d)
 		}
 	}
+	l.wantTurn(turn)
 	return wake
+}
+
+func (l *Loop) wantTurn(want bool) {
+	if l.cfg.Turns != nil {
+		l.cfg.Turns.Want(want)
+	}
+}
+
+// changing: the manager is changing something for the unit, or is about to.
+func (l *Loop) changing(lease device.Lease) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	mem := l.units[lease.Unit]
+	doing := mem.doing(lease)
+	return doing == attach.SendAttach || doing == attach.SendDetach || mem.running == attach.StoreIntent
 }
 
 // mine returns the leases that this node holds: those of its machine, in the order in which they were
@@ -239,10 +260,14 @@ func (l *Loop) decide(lease device.Lease, all []device.Lease, sight Sight) attac
 		MaySend: !mem.maySend.IsZero() && mem.maySend.Equal(lease.AskedAt), FoundAt: mem.foundAt, Last: mem.last, Tried: mem.tried,
 		Bus: sight.Bus, NVML: sight.NVML, NVMLState: sight.NVMLState,
 		Taken: taken(lease, all), Others: others(lease, all), BusBefore: mem.before, Leaving: l.leaving(lease, all, addresses(sight.Bus), now),
-		Prepared: prepared, PreparedKnown: known, Holders: mem.holders, HoldersAt: mem.scanned,
+		Prepared: len(prepared) > 0, PreparedFor: prepared, PreparedKnown: known, Holders: mem.holders, HoldersAt: mem.scanned,
 		Told: !lease.Attempt.IsZero() && mem.told == lease.Attempt,
 	}
 	o.OpenUntil, o.Awaited = l.openCalls(lease, all, now)
+	if l.cfg.Turns != nil {
+		before, mine := l.cfg.Turns.Before()
+		o.Before, o.OutOfTurn = before, !mine
+	}
 	running := mem.running != ""
 	d := attach.Next(o)
 	if d.Kind == attach.ListFabric && l.machine.listing {
@@ -358,8 +383,8 @@ func (l *Loop) openCalls(lease device.Lease, all []device.Lease, now time.Time) 
 			mem = &unit{}
 		}
 		asking := mem.asking(other)
-		if mem.last != nil && mem.last.Fault != nil && mem.last.Fault.Definite() {
-			continue // it was refused
+		if mem.last.Refused() {
+			continue
 		}
 		at := l.cfg.Settings.EffectUntil(other.AskedAt, mem.foundAt, mem.last)
 		if other.Wanted != "" {

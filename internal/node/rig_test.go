@@ -493,10 +493,13 @@ func (r *rig) TellAttached(_ context.Context, l device.Lease) error {
 	})
 }
 
-func (r *rig) Prepared(_ device.FabricID, u device.Unit) (yes, known bool) {
+func (r *rig) Prepared(_ device.FabricID, u device.Unit) (claims []string, known bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.prepared[u] && r.known, r.known
+	if r.prepared[u] && r.known {
+		claims = []string{"claim team/c"}
+	}
+	return claims, r.known
 }
 
 func (r *rig) Stored(context.Context, device.Lease, device.Lease) {}

@@ -9,8 +9,8 @@ import (
 	"github.com/cohdi/cohdi-agent/internal/device"
 )
 
-// foreign are the devices on members' machines that no lease names, by node. A machine on which a call may
-// still bring a device, or a lease cannot be read, is left out: what is there may be that lease's.
+// foreign are the devices on members' machines that no lease names, by node. On a machine on which a call may still
+// bring a device, or a lease cannot be read, what comes may be that lease's: only what was foreign before is.
 func foreign(w *World) []Foreign {
 	ours, open := map[string]bool{}, map[device.Machine]bool{}
 	for i := range w.Leases {
@@ -24,13 +24,14 @@ func foreign(w *World) []Foreign {
 	var all []Foreign
 	for _, name := range slices.Sorted(maps.Keys(w.nodes)) {
 		n := w.nodes[name]
-		if !n.Member || n.Machine == "" || open[n.Machine] {
+		if !n.Member || n.Machine == "" {
 			continue
 		}
 		for _, d := range w.Inventory.Attached[n.Machine] {
-			if !ours[d.ID] {
-				d.Machine = n.Machine
-				all = append(all, Foreign{Node: name, Device: d})
+			d.Machine = n.Machine
+			f := Foreign{Node: name, Device: d, beside: open[n.Machine]}
+			if !ours[d.ID] && (!f.beside || !w.ForeignSince[f.Key()].IsZero()) {
+				all = append(all, f)
 			}
 		}
 	}
@@ -92,6 +93,8 @@ func (w *World) adoptable(f *Foreign) (*Model, string) {
 	switch {
 	case !w.Settings.Adopt:
 		return nil, "foreign devices are only reported"
+	case f.beside:
+		return nil, "another device is being attached there, or a lease of the node cannot be read"
 	case at < 0:
 		return nil, "the configuration has no such model"
 	case f.Device.Health == device.HealthCritical:

@@ -173,6 +173,8 @@ const NoLimit = math.MaxInt
 type Foreign struct {
 	Node   string
 	Device device.OnFabric
+	// beside: a call may bring another device to the machine.
+	beside bool
 }
 
 // Key names the device where it is.

@@ -51,6 +51,7 @@ type process struct {
 	node   string
 	podUID string
 	host   *host
+	turn   *turn // its place at the manager, nil where there is none
 
 	ctx         context.Context //nolint:containedctx // the process's own life
 	cancel      context.CancelFunc
@@ -246,7 +247,7 @@ func (p *process) tidy() {
 }
 
 func (p *process) makeLoop() {
-	p.loop = node.New(node.Config{
+	cfg := node.Config{
 		Node: p.node, Machine: p.host.machine, Fabric: fabricID,
 		Settings: attach.Settings{
 			Parallel: p.s.parallel && !p.s.manner.nameless, Arrival: p.s.manner.nameless, Patience: p.s.patience(), Deadline: attachMost, MaxCall: maxCall, Settle: settle, Look: look, Appear: appear, Retry: retry, Busy: busy, Hold: hold, RetryAfter: retryAfter,
@@ -255,7 +256,12 @@ func (p *process) makeLoop() {
 		Leases: allLeases{p.store}, Manager: manager{p}, Host: view{p},
 		Claims: claim.New(claim.Options{Client: kube{p: p}, Clock: wall{p}}), Prepared: prepared{p}, Observer: nodeObserver{},
 		Model: p.fabricModel, Clock: wall{p}, Spawn: p.spawn,
-	})
+	}
+	if p.s.turns != nil {
+		p.turn = &turn{p: p}
+		cfg.Turns = p.turn
+	}
+	p.loop = node.New(cfg)
 	p.steps = &stepper{
 		p: p, key: "node", ctx: p.ctx, step: p.loop.Step, debounce: time.Millisecond, resync: nodeResync, off: true,
 		after: func() {
@@ -429,9 +435,8 @@ func (s *Sim) hostChanged(h *host) {
 
 type prepared struct{ p *process }
 
-func (q prepared) Prepared(f device.FabricID, u device.Unit) (yes, known bool) {
-	by, known := q.p.plugin.PreparedBy(f, u)
-	return len(by) > 0, known
+func (q prepared) Prepared(f device.FabricID, u device.Unit) (claims []string, known bool) {
+	return q.p.plugin.PreparedClaims(f, u)
 }
 
 type nodeObserver struct{}

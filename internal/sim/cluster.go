@@ -40,7 +40,8 @@ type cluster struct {
 	parallel                      bool // the manager takes calls for one machine side by side
 	exclude                       bool // the two models must not be on one node
 	manner                        manner
-	crude                         bool // no driver can drain
+	turns                         *turns // nil where nodes need not wait for each other
+	crude                         bool   // no driver can drain
 	coolDown                      time.Duration
 	// damaged are the leases that a person broke, as they were.
 	damaged map[string]string
@@ -56,6 +57,10 @@ func (s *Sim) build(ctx context.Context, nodeCount, gpuCount, others int) {
 	s.damaged = map[string]string{}
 	s.fabric = newChassis(s, gpuCount, others)
 	s.fabric.manner = s.manner
+	if s.manner.alone {
+		s.turns = &turns{s: s}
+		s.turns.watchOver()
+	}
 	s.hosts, s.kubelets = map[string]*host{}, map[string]*kubelet{}
 	s.scheduler = newScheduler(s)
 	for i := range nodeCount {

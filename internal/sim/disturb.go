@@ -269,6 +269,16 @@ func (s *Sim) callOpen(m device.Machine) bool {
 	})
 }
 
+// suspend has the next thing that the manager works on wait for a person.
+func (s *Sim) suspend(words []string) error {
+	if len(words) != 1 {
+		return fmt.Errorf("how long?")
+	}
+	d, err := time.ParseDuration(words[0])
+	s.fabric.suspends = d
+	return err
+}
+
 // restartManager is a manager that is down for a moment and has forgotten what it worked on.
 func (s *Sim) restartManager() {
 	s.struck("manager restarts")

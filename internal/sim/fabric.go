@@ -98,6 +98,8 @@ type chassis struct {
 	downUntil, busyUntil time.Time
 	manner               manner
 	jobs                 []*job
+	// suspends is how long the next job waits for a person.
+	suspends time.Duration
 }
 
 func newChassis(s *Sim, n, others int) *chassis {
@@ -239,10 +241,13 @@ func (c *chassis) begin(what, op string, call node.Call, do func() error) (node.
 	least, most := c.takes(what)
 	took := c.s.between("work "+what, least, most)
 	if c.manner.alone && c.s.chance("suspended", 30) {
+		c.suspends = c.s.between("person", 20*time.Second, 3*time.Minute)
+	}
+	if c.suspends > 0 {
 		c.s.struck("manager suspends")
 		c.s.note("fabric", "%s waits for a person: %s", j.handle, op)
 		j.suspended = true
-		took += c.s.between("person", 20*time.Second, 3*time.Minute)
+		took, c.suspends = took+c.suspends, 0
 	}
 	c.s.after(took, nil, func() { c.end(j) })
 	return node.Work{Handle: j.handle, PollAfter: time.Second}, nil

@@ -172,6 +172,35 @@ func TestElections(t *testing.T) {
 	})
 }
 
+// TestTurns: an agent takes the turn for itself, and hands its own on.
+func TestTurns(t *testing.T) {
+	c := connect(t)
+	c.clearLeases(t)
+	name := device.TurnLease("https://fences")
+	turn := func(holder string) *coordinationv1.Lease {
+		return &coordinationv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{Namespace: device.LeaseNamespace, Name: name, Labels: map[string]string{device.LabelTurn: name}},
+			Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder},
+		}
+	}
+	hold := func(who string) func(context.Context, kubernetes.Interface) error {
+		return change(name, func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = &who })
+	}
+	elected := turn(c.leader.node)
+	elected.Labels[device.LabelElection] = string(fabric)
+	try(t, []write{
+		{"without a Pod nobody takes it", c.unbound, create(turn("")), saysUnbound},
+		{"nobody gives it to another", c.leader, create(turn(c.other.node)), "takes the turn for itself"},
+		{"it is no election", c.leader, create(elected), "does not carry the label"},
+		{"an agent takes it", c.leader, create(turn(c.leader.node)), ""},
+		{"another gets in line", c.other, change(name, func(l *coordinationv1.Lease) { l.Annotations = map[string]string{device.Driver + "/queue": `["x"]`} }), ""},
+		{"nobody takes it from another for a third", c.other, hold("x"), "takes the turn for itself"},
+		{"it is handed on", c.leader, hold(c.other.node), ""},
+		{"it is taken from who is gone", c.leader, hold(c.leader.node), ""},
+		{"nobody deletes it", c.leader, remove(name), "never a turn"},
+	})
+}
+
 func TestDeviceLeases(t *testing.T) {
 	c := connect(t)
 	c.elect(t)

@@ -3,6 +3,7 @@
 package config
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/cohdi/cohdi-agent/internal/device"
@@ -213,6 +214,14 @@ func defaults() Config {
 		ForeignDevices:        ForeignReport,
 		IfAdvertisedElsewhere: Withhold,
 	}
+}
+
+// Address is where the manager is, which fabrics that share it have in common.
+func (f *Fabric) Address() string {
+	if f.CDIM == nil {
+		return f.Endpoint
+	}
+	return cmp.Or(f.CDIM.Gateway, f.CDIM.LayoutApply)
 }
 
 // usual is how long a kind of manager may work on one call, and how long that may take effect after it has ended. Most

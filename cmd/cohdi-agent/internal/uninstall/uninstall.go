@@ -79,7 +79,7 @@ func Run(ctx context.Context, o Options) error {
 	if err := u.wanted(ctx); err != nil {
 		return err
 	}
-	for _, step := range []func(context.Context) error{u.closeClasses, u.release, u.stopAgents, u.clearNodes, u.clearSlices, u.clearElections, u.letGo} {
+	for _, step := range []func(context.Context) error{u.closeClasses, u.release, u.stopAgents, u.clearNodes, u.clearSlices, u.clearOtherLeases, u.letGo} {
 		if err := step(ctx); err != nil {
 			return err
 		}
@@ -226,9 +226,9 @@ func (u *run) ask(ctx context.Context, l coordinationv1.Lease) error {
 	return nil
 }
 
-// deviceLeases returns all leases but the elections, those that this release cannot read included.
+// deviceLeases returns all leases but elections and turns, those that this release cannot read included.
 func (u *run) deviceLeases(ctx context.Context) ([]coordinationv1.Lease, error) {
-	list, err := u.Client.CoordinationV1().Leases(device.LeaseNamespace).List(ctx, metav1.ListOptions{LabelSelector: "!" + device.LabelElection})
+	list, err := u.Client.CoordinationV1().Leases(device.LeaseNamespace).List(ctx, metav1.ListOptions{LabelSelector: "!" + device.LabelElection + ",!" + device.LabelTurn})
 	if err != nil {
 		return nil, fmt.Errorf("list device leases: %w", err)
 	}
@@ -380,14 +380,17 @@ func (u *run) clearSlices(ctx context.Context) error {
 	return nil
 }
 
-func (u *run) clearElections(ctx context.Context) error {
-	list, err := u.Client.CoordinationV1().Leases(device.LeaseNamespace).List(ctx, metav1.ListOptions{LabelSelector: device.LabelElection})
-	if err != nil {
-		return fmt.Errorf("list elections: %w", err)
-	}
-	for _, l := range list.Items {
-		if err := u.Client.CoordinationV1().Leases(device.LeaseNamespace).Delete(ctx, l.Name, metav1.DeleteOptions{}); !gone(err) {
-			return fmt.Errorf("delete election %s: %w", l.Name, err)
+// clearOtherLeases deletes elections and turns.
+func (u *run) clearOtherLeases(ctx context.Context) error {
+	for _, label := range []string{device.LabelElection, device.LabelTurn} {
+		list, err := u.Client.CoordinationV1().Leases(device.LeaseNamespace).List(ctx, metav1.ListOptions{LabelSelector: label})
+		if err != nil {
+			return fmt.Errorf("list the leases with label %s: %w", label, err)
+		}
+		for _, l := range list.Items {
+			if err := u.Client.CoordinationV1().Leases(device.LeaseNamespace).Delete(ctx, l.Name, metav1.DeleteOptions{}); !gone(err) {
+				return fmt.Errorf("delete lease %s: %w", l.Name, err)
+			}
 		}
 	}
 	return nil
