@@ -310,3 +310,104 @@ func FuzzDecodeToken(f *testing.F) {
 		}
 	})
 }
+
+// TestLogins_close: whoever logs in is told to stop, and what is left can be given back.
+func TestLogins_close(t *testing.T) {
+	dir := t.TempDir()
+	began := make(chan struct{})
+	logins := NewLogins(nil, dir, func(ctx context.Context, _ Credentials) (string, time.Duration, *device.Fault) {
+		close(began)
+		<-ctx.Done()
+		return "", 0, &device.Fault{Class: device.FaultUnreachable, Err: context.Cause(ctx)}
+	})
+	ended := make(chan *device.Fault, 1)
+	go func() {
+		_, fault := logins.Get(t.Context())
+		ended <- fault
+	}()
+	<-began
+	if token := logins.Close(); token != "" {
+		t.Errorf("token %q of a login that was called off", token)
+	}
+	if fault := <-ended; fault == nil || fault.Class != device.FaultUnreachable {
+		t.Errorf("fault = %v", fault)
+	}
+	if _, fault := logins.Get(t.Context()); fault == nil || !strings.Contains(fault.Error(), "closed") {
+		t.Errorf("fault = %v after the end", fault)
+	}
+	kept := NewLogins(nil, dir, func(context.Context, Credentials) (string, time.Duration, *device.Fault) { return "t", NoEnd, nil })
+	if _, fault := kept.Get(t.Context()); fault != nil {
+		t.Fatal(fault)
+	}
+	if token := kept.Close(); token != "t" {
+		t.Errorf("token %q is left, want the one that was given", token)
+	}
+}
+
+func TestSend_header(t *testing.T) {
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Location", "/there")
+		io.WriteString(w, r.Header.Get("X-Auth-Token")+" "+r.Header.Get("Accept")+" "+r.URL.RawQuery)
+	}))
+	t.Cleanup(server.Close)
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, fileCA), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := NewClient(dir, nil, nil)
+	defer c.Close()
+	r, fault := c.Send(t.Context(), Request{
+		What: "try", Method: "GET", URL: server.URL + "/?$skip=3", Timeout: time.Minute, Limit: 1 << 10,
+		Header: http.Header{"X-Auth-Token": {"s3cret"}, "Accept": {"text/x"}}, Secrets: []string{"s3cret"},
+	}, "")
+	if fault != nil || string(r.Body) != "s3cret text/x $skip=3" || r.Header.Get("Location") != "/there" {
+		t.Errorf("reply %+v %s, %v", r, r.Body, fault)
+	}
+	if s := r.Text(); strings.Contains(s, "s3cret") {
+		t.Errorf("text %q shows the secret", s)
+	}
+}
+
+func TestStream(t *testing.T) {
+	more := make(chan struct{})
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/events" {
+			w.WriteHeader(404)
+			io.WriteString(w, "not here")
+			return
+		}
+		io.WriteString(w, "one\n")
+		w.(http.Flusher).Flush()
+		<-more
+		io.WriteString(w, "two\n")
+	}))
+	t.Cleanup(server.Close)
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, fileCA), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := NewClient(dir, nil, nil)
+	defer c.Close()
+	req := Request{What: "try", Method: "GET", URL: server.URL + "/events", Timeout: time.Minute, Limit: 4}
+	body, r, fault := c.Stream(t.Context(), req)
+	if fault != nil || r.Status != 200 {
+		t.Fatalf("stream = %+v, %v", r, fault)
+	}
+	defer body.Close()
+	first := make([]byte, 4)
+	if _, err := io.ReadFull(body, first); err != nil || string(first) != "one\n" {
+		t.Fatalf("first %q, %v", first, err)
+	}
+	close(more)
+	if rest, err := io.ReadAll(body); err != nil || string(rest) != "two\n" {
+		t.Errorf("rest %q, %v", rest, err)
+	}
+	req.URL = server.URL + "/elsewhere"
+	if body, r, fault := c.Stream(t.Context(), req); body != nil || fault != nil || r.Status != 404 || string(r.Body) != "not " {
+		t.Errorf("stream = %+v %s, %v, want a bounded refusal", r, r.Body, fault)
+	}
+	server.Close()
+	if _, _, fault := c.Stream(t.Context(), req); fault == nil || fault.Class != device.FaultUnreachable {
+		t.Errorf("fault = %v", fault)
+	}
+}

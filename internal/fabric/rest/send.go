@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptrace"
@@ -38,11 +39,14 @@ type Request struct {
 	Operation   string // for metrics
 	What        string // for people
 	Method      string
-	URL         string // without the query
-	Query       url.Values
+	URL         string
+	Query       url.Values // in place of the URL's own, if there is any
 	Body        []byte
 	ContentType string
-	Timeout     time.Duration
+	// Header has what this manager wants besides; Secrets are what of it, or of the body, must be in no error.
+	Header  http.Header
+	Secrets []string
+	Timeout time.Duration
 	// Limit bounds the answer, in bytes.
 	Limit int64
 	// Change goes over a connection of its own. On one kept from before, a manager that is down cannot be
@@ -55,15 +59,16 @@ type Reply struct {
 	Status int
 	Body   []byte
 	// Date is the server's clock, zero where it does not say.
-	Date  time.Time
-	token string
+	Date    time.Time
+	Header  http.Header
+	secrets []string
 }
 
 // Text is the body, fit for a condition.
-func (r Reply) Text() string { return Tidy(string(r.Body), r.token) }
+func (r Reply) Text() string { return Tidy(string(r.Body), r.secrets...) }
 
 // Tidy makes words out of the answer fit for a condition.
-func (r Reply) Tidy(s string) string { return Tidy(s, r.token) }
+func (r Reply) Tidy(s string) string { return Tidy(s, r.secrets...) }
 
 // Strange is the fault for an answer that cannot be the manager's, or cannot be read.
 func (r Reply) Strange(what string, err error) *device.Fault {
@@ -93,8 +98,8 @@ func NewClient(dir string, clk clock.PassiveClock, observe func(operation string
 // Close drops idle connections.
 func (c *Client) Close() { c.conns.close() }
 
-// Send makes one exchange. The fault is for the case that there was no whole answer; the status and date of
-// the reply are set beside it if the header came.
+// Send makes one exchange. The fault is for the case that there was no whole answer; the status, date and
+// header of the reply are set beside it if the header came. A token goes as a bearer's.
 func (c *Client) Send(ctx context.Context, req Request, token string) (Reply, *device.Fault) {
 	client, err := c.conns.client(req.Change)
 	if err != nil {
@@ -105,23 +110,14 @@ func (c *Client) Send(ctx context.Context, req Request, token string) (Reply, *d
 	// Without a connection nothing of the request can have left.
 	var connected atomic.Bool
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { connected.Store(true) }})
-
-	h, err := http.NewRequestWithContext(ctx, req.Method, req.URL, bytes.NewReader(req.Body))
+	h, err := req.http(ctx, token)
 	if err != nil {
 		return Reply{}, &device.Fault{Class: device.FaultRejected, Op: req.What, Err: err}
-	}
-	h.URL.RawQuery = req.Query.Encode()
-	h.Header.Set("Accept", "application/json")
-	if req.ContentType != "" {
-		h.Header.Set("Content-Type", req.ContentType)
-	}
-	if token != "" {
-		h.Header.Set("Authorization", "Bearer "+token)
 	}
 	begun := c.clock.Now()
 	r, err := exchange(client, h, req.Limit)
 	c.observe(req.Operation, r.Status, c.clock.Since(begun))
-	r.token = token
+	r.secrets = append([]string{token}, req.Secrets...)
 	if err == nil {
 		return r, nil
 	}
@@ -133,6 +129,55 @@ func (c *Client) Send(ctx context.Context, req Request, token string) (Reply, *d
 	return r, fault
 }
 
+// Stream makes an exchange whose answer goes on for as long as it likes; the time limit is for its beginning. The body is
+// nil, and the reply whole, where the answer is no success. Whoever gets the body closes it.
+func (c *Client) Stream(ctx context.Context, req Request) (io.ReadCloser, Reply, *device.Fault) {
+	client, err := c.conns.streaming(req.Timeout)
+	if err != nil {
+		return nil, Reply{}, &device.Fault{Class: device.FaultUnreachable, Op: req.What, Err: err}
+	}
+	h, err := req.http(ctx, "")
+	if err != nil {
+		return nil, Reply{}, &device.Fault{Class: device.FaultRejected, Op: req.What, Err: err}
+	}
+	begun := c.clock.Now()
+	resp, err := client.Do(h)
+	if err != nil {
+		c.observe(req.Operation, 0, c.clock.Since(begun))
+		return nil, Reply{}, &device.Fault{Class: device.FaultUnreachable, Op: req.What, Err: cause(ctx, err)}
+	}
+	c.observe(req.Operation, resp.StatusCode, c.clock.Since(begun))
+	r := Reply{Status: resp.StatusCode, Header: resp.Header, secrets: req.Secrets}
+	if resp.StatusCode/100 == 2 {
+		return resp.Body, r, nil
+	}
+	defer resp.Body.Close()
+	r.Body, err = io.ReadAll(io.LimitReader(resp.Body, req.Limit))
+	if err != nil {
+		r.Body = nil // the status says enough
+	}
+	return nil, r, nil
+}
+
+func (req Request) http(ctx context.Context, token string) (*http.Request, error) {
+	h, err := http.NewRequestWithContext(ctx, req.Method, req.URL, bytes.NewReader(req.Body))
+	if err != nil {
+		return nil, err
+	}
+	if len(req.Query) > 0 {
+		h.URL.RawQuery = req.Query.Encode()
+	}
+	h.Header.Set("Accept", "application/json")
+	if req.ContentType != "" {
+		h.Header.Set("Content-Type", req.ContentType)
+	}
+	if token != "" {
+		h.Header.Set("Authorization", "Bearer "+token)
+	}
+	maps.Copy(h.Header, req.Header)
+	return h, nil
+}
+
 // exchange returns the answer; its status is set beside an error too, if the header came.
 func exchange(client *http.Client, h *http.Request, limit int64) (Reply, error) {
 	resp, err := client.Do(h)
@@ -140,7 +185,7 @@ func exchange(client *http.Client, h *http.Request, limit int64) (Reply, error) 
 		return Reply{}, err
 	}
 	defer resp.Body.Close()
-	r := Reply{Status: resp.StatusCode}
+	r := Reply{Status: resp.StatusCode, Header: resp.Header}
 	if r.Date, err = http.ParseTime(resp.Header.Get("Date")); err != nil {
 		r.Date = time.Time{}
 	}
@@ -216,7 +261,7 @@ func (c *connections) client(change bool) (*http.Client, error) {
 		if c.reads != nil {
 			c.reads.CloseIdleConnections()
 		}
-		c.bundle, c.reads, c.changes = bundle, newHTTP(roots, true), newHTTP(roots, false)
+		c.bundle, c.reads, c.changes = bundle, newHTTP(roots, true, 0), newHTTP(roots, false, 0)
 	}
 	if change {
 		return c.changes, nil
@@ -224,15 +269,25 @@ func (c *connections) client(change bool) (*http.Client, error) {
 	return c.reads, nil
 }
 
-func newHTTP(roots *x509.CertPool, keep bool) *http.Client {
+// streaming is a client for one answer that does not end.
+func (c *connections) streaming(begin time.Duration) (*http.Client, error) {
+	roots, _, err := readCA(c.dir)
+	if err != nil {
+		return nil, err
+	}
+	return newHTTP(roots, false, begin), nil
+}
+
+func newHTTP(roots *x509.CertPool, keep bool, begin time.Duration) *http.Client {
 	return &http.Client{
 		Transport: &http.Transport{
-			DialContext:         (&net.Dialer{Timeout: dialTimeout}).DialContext,
-			TLSClientConfig:     &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots},
-			TLSHandshakeTimeout: dialTimeout,
-			IdleConnTimeout:     idleTimeout,
-			DisableKeepAlives:   !keep,
-			ForceAttemptHTTP2:   keep, // shares its connection
+			ResponseHeaderTimeout: begin,
+			DialContext:           (&net.Dialer{Timeout: dialTimeout}).DialContext,
+			TLSClientConfig:       &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots},
+			TLSHandshakeTimeout:   dialTimeout,
+			IdleConnTimeout:       idleTimeout,
+			DisableKeepAlives:     !keep,
+			ForceAttemptHTTP2:     keep, // shares its connection
 		},
 		// A redirect would carry the token elsewhere, and repeat a call that must be made once.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },

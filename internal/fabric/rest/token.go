@@ -74,16 +74,24 @@ type token struct {
 	endsAt  time.Time
 }
 
+// NoEnd is the life of a token that ends only when the manager says so.
+const NoEnd = 100 * 365 * 24 * time.Hour
+
+// Login asks the manager for a token. Its class is FaultUnauthorized only where the credentials are refused.
+type Login func(ctx context.Context, c Credentials) (value string, lifetime time.Duration, fault *device.Fault)
+
 // Tokens keeps one token for all callers.
 type Tokens struct {
-	client *Client
-	clock  clock.PassiveClock
-	dir    string
-	grant  func(Credentials) (Grant, error)
+	clock clock.PassiveClock
+	dir   string
+	login Login
 
 	group singleflight.Group
+	work  sync.WaitGroup
 	mu    sync.Mutex
 	// The following are guarded by mu.
+	closed  bool
+	cancel  context.CancelFunc // of the login that is under way
 	current token
 	refused struct {
 		by    Credentials
@@ -92,9 +100,19 @@ type Tokens struct {
 	}
 }
 
-// NewTokens logs in through the client, with what grant makes of the credentials in dir.
+// NewTokens logs in through the client by OAuth, with what grant makes of the credentials in dir.
 func NewTokens(client *Client, dir string, grant func(Credentials) (Grant, error)) *Tokens {
-	return &Tokens{client: client, clock: client.clock, dir: dir, grant: grant}
+	return NewLogins(client.clock, dir, func(ctx context.Context, c Credentials) (string, time.Duration, *device.Fault) {
+		return client.grant(ctx, c, grant)
+	})
+}
+
+// NewLogins logs in by a way of the manager's own, with the credentials in dir. The real clock counts if clk is nil.
+func NewLogins(clk clock.PassiveClock, dir string, login Login) *Tokens {
+	if clk == nil {
+		clk = clock.RealClock{}
+	}
+	return &Tokens{clock: clk, dir: dir, login: login}
 }
 
 // Get returns a token that is good by its own account.
@@ -105,8 +123,7 @@ func (t *Tokens) Get(ctx context.Context) (string, *device.Fault) {
 	}
 	// The login belongs to all who wait for it, so that it does not end with the first one's context.
 	result := t.group.DoChan("", func() (any, error) {
-		fault := t.renew(context.WithoutCancel(ctx))
-		return fault, nil
+		return t.renew(ctx), nil
 	})
 	select {
 	case <-ctx.Done():
@@ -138,8 +155,42 @@ func (t *Tokens) Drop(value string) {
 	}
 }
 
+// Close ends a login that is under way, and returns the token that is left, "" if there is none.
+func (t *Tokens) Close() string {
+	t.mu.Lock()
+	t.closed = true
+	if t.cancel != nil {
+		t.cancel()
+	}
+	t.mu.Unlock()
+	t.work.Wait()
+	return t.read().value
+}
+
+// begin makes a context for a login, which ends with Close alone.
+func (t *Tokens) begin(ctx context.Context) (_ context.Context, end func(), ok bool) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed {
+		cancel()
+		return ctx, nil, false
+	}
+	t.work.Add(1)
+	t.cancel = cancel
+	return ctx, func() {
+		cancel()
+		t.work.Done()
+	}, true
+}
+
 // renew logs in and stores the token.
 func (t *Tokens) renew(ctx context.Context) *device.Fault {
+	ctx, end, ok := t.begin(ctx)
+	if !ok {
+		return &device.Fault{Class: device.FaultUnreachable, Op: logIn, Err: errors.New("the client is closed")}
+	}
+	defer end()
 	c, err := ReadCredentials(t.dir)
 	if err != nil {
 		return &device.Fault{Class: device.FaultUnauthorized, Op: logIn, Err: err}
@@ -171,12 +222,13 @@ func (t *Tokens) refusedBefore(c Credentials) *device.Fault {
 	return nil
 }
 
-func (t *Tokens) login(ctx context.Context, cred Credentials) (string, time.Duration, *device.Fault) {
-	grant, err := t.grant(cred)
+// grant asks for a token by OAuth.
+func (c *Client) grant(ctx context.Context, cred Credentials, of func(Credentials) (Grant, error)) (string, time.Duration, *device.Fault) {
+	grant, err := of(cred)
 	if err != nil {
 		return "", 0, &device.Fault{Class: device.FaultUnauthorized, Op: logIn, Err: err}
 	}
-	r, fault := t.client.Send(ctx, Request{
+	r, fault := c.Send(ctx, Request{
 		Operation: "login", What: logIn, Method: http.MethodPost, URL: grant.URL, Body: []byte(grant.Form.Encode()),
 		ContentType: "application/x-www-form-urlencoded", Timeout: loginTimeout, Limit: maxToken,
 	}, "")
