@@ -61,6 +61,15 @@ type Limiter interface {
 	Limits(ctx context.Context, m device.Machine, models []string) (map[string]Limit, error)
 }
 
+// Watcher is a Manager that tells when something may have changed.
+type Watcher interface {
+	// Watch calls poke whenever something may have changed, and once each time that it begins to listen, since what
+	// happened before is not told. It blocks until ctx ends, or the manager is closed, and listens again when it was cut
+	// off. What it tells is a hint: nothing may rely on it. poke must not block. A fault is of a manager that tells
+	// nothing at all, FaultUnsupported.
+	Watch(ctx context.Context, poke func()) error
+}
+
 // Limit is how many devices of a model a machine must and may have.
 type Limit struct {
 	// Min is 0 and Max is NoLimit where the manager does not say.
@@ -165,6 +174,8 @@ type Capabilities struct {
 	Cancel bool
 	// Limits: the manager says how many devices a machine must and may have; it is a Limiter.
 	Limits bool
+	// Events: the manager may tell when something has changed; it is a Watcher.
+	Events bool
 	// MaxCall is how long one changing call may take.
 	MaxCall time.Duration
 	// Settle is how long the list may lag behind an operation that is done.
