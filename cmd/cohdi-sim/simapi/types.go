@@ -196,7 +196,7 @@ type Fault struct {
 	// Name shows in the request log; one is made up where it is empty.
 	Name string `json:"name,omitempty"`
 	// Match
-	Face   string `json:"face,omitempty"`   // fm, cm, idm, cdim (layout-apply and configuration-manager) or hw (below CDIM); empty is all
+	Face   string `json:"face,omitempty"`   // fm, cm, idm, cdim (layout-apply and configuration-manager), redfish, or hw (below CDIM and Redfish); empty is all
 	Method string `json:"method,omitempty"` // empty is all
 	Path   string `json:"path,omitempty"`   // a regular expression, searched in the path
 	Body   string `json:"body,omitempty"`   // a substring of the body
@@ -326,6 +326,8 @@ type Policies struct {
 	CM CMPolicies `json:"cm,omitzero"`
 	// CDIM are those of a CDIM alone.
 	CDIM CDIMPolicies `json:"cdim,omitzero"`
+	// Redfish are those of a Redfish service alone.
+	Redfish RedfishPolicies `json:"redfish,omitzero"`
 }
 
 // CMPolicies choose between the behaviours that a real cluster manager may have.
@@ -364,4 +366,38 @@ type CDIMPolicies struct {
 	// AdapterLink, between an attached device and the adapter of the product: both, typed (by its type only), eeio
 	// (by its status only) or nodeOnly (no link, only the node's id).
 	AdapterLink string `json:"adapterLink,omitempty"`
+}
+
+// RedfishPolicies choose between the behaviours that a real Redfish service may have.
+type RedfishPolicies struct {
+	// Variant: composition (resource blocks), or zones (a fabric whose zones are host ports).
+	Variant string `json:"variant,omitempty"`
+	// Forms of a change that are offered: all (actions and list), actions, list or manifest.
+	Forms string `json:"forms,omitempty"`
+	// Work that was accepted: task202 (a task), task200 (its monitor says 200 all the while), bare202 (without a word),
+	// sync200 or sync204 (the answer comes when it is done), or early200 (it says that it is done, and is not).
+	Work string `json:"work,omitempty"`
+	// AfterTask is what a monitor says at the end: replay (the answer to the change), task, or gone.
+	AfterTask string `json:"afterTask,omitempty"`
+	// RetryAfter of a task: zero, seconds, date or none.
+	RetryAfter string `json:"retryAfter,omitempty"`
+	// Composing blocks are listed with their system, or unlisted until they are composed.
+	Composing string `json:"composing,omitempty"`
+	// ETag: optional, required, none, or gzip (with what a compressing server adds, and in the header only).
+	ETag string `json:"etag,omitempty"`
+	// PageSize of collections: 3, 1 or 50.
+	PageSize string `json:"pageSize,omitempty"`
+	// Expand of collections: no or yes.
+	Expand string `json:"expand,omitempty"`
+	// Identity of a GPU: full, prefixed (GPU- and upper case), inSerial, serialOnly, none, duplicate (all the same) or
+	// nullStatus (full, and without a status).
+	Identity string `json:"identity,omitempty"`
+	// HostBlock is the answer to the removal of the host's own block: 400, 409 or 406.
+	HostBlock string `json:"hostBlock,omitempty"`
+	// Errors are extended, plain (without extended information) or message (no more than that).
+	Errors string `json:"errors,omitempty"`
+	// Root without its slash: redirect or same.
+	Root string `json:"root,omitempty"`
+	// Events: sse or none.
+	Events string `json:"events,omitempty"`
 }

@@ -56,6 +56,8 @@ type Config struct {
 	Faces []string `json:"faces,omitempty"`
 	CM    CM       `json:"cm,omitzero"`
 	CDIM  CDIM     `json:"cdim"`
+	// Redfish is served where it has an address.
+	Redfish Redfish `json:"redfish,omitzero"`
 }
 
 // The faces that there are.
@@ -89,6 +91,21 @@ type CDIM struct {
 	Dialect string `json:"dialect,omitempty"`
 }
 
+// Redfish describes the face of a Redfish service. Its user and password are those of the credentials.
+type Redfish struct {
+	// URIs are plain, as everybody expects them, or random, so that a client has to follow links.
+	URIs string `json:"uris,omitempty"`
+	// Sessions is how many there may be, SessionTimeout how long one lives that is not used.
+	Sessions       int             `json:"sessions,omitempty"`
+	SessionTimeout simapi.Duration `json:"sessionTimeout,omitempty"`
+}
+
+// The kinds of URIs.
+const (
+	URIsPlain  = "plain"
+	URIsRandom = "random"
+)
+
 // Listen are the addresses of the faces, host:port.
 type Listen struct {
 	FM      string `json:"fm"`
@@ -97,6 +114,8 @@ type Listen struct {
 	// themselves, without. Empty is not served.
 	CDIM       string `json:"cdim,omitempty"`
 	CDIMDirect string `json:"cdimDirect,omitempty"`
+	// Redfish is the Redfish service, over TLS. Empty is not served.
+	Redfish string `json:"redfish,omitempty"`
 }
 
 // Credentials are what the password grant must present.
@@ -231,6 +250,9 @@ func (c *Config) setDefaults() {
 		}
 	}
 	def(&c.CDIM.Dialect, "oss")
+	def(&c.Redfish.URIs, URIsPlain)
+	def(&c.Redfish.Sessions, 16)
+	def(&c.Redfish.SessionTimeout, simapi.Duration(time.Minute))
 	p := &c.Policies
 	for _, o := range policyOptions(p) {
 		def(o.value, o.accepted[0])
@@ -283,6 +305,20 @@ func policyOptions(p *simapi.Policies) []option {
 		{"cdim.jobCheck", &p.CDIM.JobCheck, []string{"asReal", "strict"}},
 		{"cdim.jobError", &p.CDIM.JobError, []string{"failed", "suspended"}},
 		{"cdim.adapterLink", &p.CDIM.AdapterLink, []string{"both", "typed", "eeio", "nodeOnly"}},
+		{"redfish.variant", &p.Redfish.Variant, []string{"composition", "zones"}},
+		{"redfish.forms", &p.Redfish.Forms, []string{"all", "actions", "list", "manifest"}},
+		{"redfish.work", &p.Redfish.Work, []string{"task202", "task200", "bare202", "sync200", "sync204", "early200"}},
+		{"redfish.afterTask", &p.Redfish.AfterTask, []string{"replay", "task", "gone"}},
+		{"redfish.retryAfter", &p.Redfish.RetryAfter, []string{"zero", "seconds", "date", "none"}},
+		{"redfish.composing", &p.Redfish.Composing, []string{"listed", "unlisted"}},
+		{"redfish.etag", &p.Redfish.ETag, []string{"optional", "required", "none", "gzip"}},
+		{"redfish.pageSize", &p.Redfish.PageSize, []string{"3", "1", "50"}},
+		{"redfish.expand", &p.Redfish.Expand, []string{"no", "yes"}},
+		{"redfish.identity", &p.Redfish.Identity, []string{"full", "prefixed", "inSerial", "serialOnly", "none", "duplicate", "nullStatus"}},
+		{"redfish.hostBlock", &p.Redfish.HostBlock, []string{"400", "409", "406"}},
+		{"redfish.errors", &p.Redfish.Errors, []string{"extended", "plain", "message"}},
+		{"redfish.root", &p.Redfish.Root, []string{"redirect", "same"}},
+		{"redfish.events", &p.Redfish.Events, []string{"sse", "none"}},
 	}
 }
 
@@ -396,6 +432,12 @@ func (c *Config) check() error {
 	}
 	if d := c.CDIM.Dialect; d != "oss" && d != "product" {
 		return fmt.Errorf("cdim.dialect: %q is none of oss, product", d)
+	}
+	if u := c.Redfish.URIs; u != URIsPlain && u != URIsRandom {
+		return fmt.Errorf("redfish.uris: %q is none of %s, %s", u, URIsPlain, URIsRandom)
+	}
+	if r := c.Redfish; r.Sessions < 1 || r.SessionTimeout < 0 {
+		return fmt.Errorf("redfish: %d sessions of %s each: there must be at least one, and it must live", r.Sessions, time.Duration(r.SessionTimeout))
 	}
 	fabrics := map[int]bool{}
 	for _, f := range c.Fabrics {

@@ -128,8 +128,8 @@ func (i *Injector) begin(face string, r *http.Request, body []byte, fault string
 	out := simapi.Request{
 		ID: i.seen, Time: i.clk.Now(), Face: face, Method: r.Method, Path: r.URL.Path, Query: r.URL.RawQuery, Fault: fault,
 	}
-	// The form of a login holds the password.
-	if face != "idm" {
+	// A login holds the password.
+	if face != "idm" && (face != "redfish" || !bytes.Contains(body, []byte(`"Password"`))) {
 		out.Body = string(body[:min(len(body), maxLogged)])
 	}
 	return out
@@ -330,6 +330,9 @@ type statusWriter struct {
 	http.ResponseWriter
 	status int
 }
+
+// Unwrap lets a face flush what it has written.
+func (s *statusWriter) Unwrap() http.ResponseWriter { return s.ResponseWriter }
 
 func (s *statusWriter) WriteHeader(code int) {
 	s.status = code

@@ -34,6 +34,7 @@ import (
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/idm"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/nvmlsock"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/procfs"
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/redfish"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/tlsgen"
 )
 
@@ -54,11 +55,13 @@ type Simulator struct {
 	roots   map[string]*hostroot.Root
 	drivers map[string]*nvmlsock.Server
 
-	cdim *cdim.Face // nil where it is not served
+	cdim    *cdim.Face    // nil where it is not served
+	redfish *redfish.Face // nil where it is not served
 
 	fm, control net.Listener
 	// gateway and direct are CDIM's, nil where they are not served.
 	gateway, direct net.Listener
+	composer        net.Listener // Redfish's, nil where it is not served
 	serving         atomic.Bool
 	ctx             syncContext
 }
@@ -119,6 +122,9 @@ func New(ctx context.Context, cfg *config.Config, clk clock.WithTicker) (*Simula
 		if s.cdim, err = cdim.New(ctx, o); err != nil {
 			return nil, err
 		}
+	}
+	if cfg.Listen.Redfish != "" {
+		s.redfish = redfish.New(ctx, redfish.Options{Core: s.core, Config: cfg, Faults: s.faults, Clock: clk})
 	}
 	return s, s.listen()
 }
@@ -189,7 +195,7 @@ func (s *Simulator) listen() error {
 	// HTTP/1 only: a fault that drops a connection must drop no other request.
 	secure := &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
 	s.fm = tls.NewListener(plain, secure)
-	if err = s.listenCDIM(secure); err != nil {
+	if err = s.listenOthers(secure); err != nil {
 		return errors.Join(err, s.fm.Close())
 	}
 	s.control, err = net.Listen("tcp", s.cfg.Listen.Control) //nolint:noctx // at start, on a local address
@@ -199,22 +205,27 @@ func (s *Simulator) listen() error {
 	return nil
 }
 
-func (s *Simulator) listenCDIM(secure *tls.Config) error {
+// listenOthers opens the addresses of the faces that have their own.
+func (s *Simulator) listenOthers(secure *tls.Config) error {
 	for _, l := range []struct {
-		address string
-		to      *net.Listener
-	}{{s.cfg.Listen.CDIM, &s.gateway}, {s.cfg.Listen.CDIMDirect, &s.direct}} {
+		whose, address string
+		plain          bool
+		to             *net.Listener
+	}{
+		{"CDIM", s.cfg.Listen.CDIM, false, &s.gateway},
+		{"CDIM", s.cfg.Listen.CDIMDirect, true, &s.direct},
+		{"Redfish service", s.cfg.Listen.Redfish, false, &s.composer},
+	} {
 		if l.address == "" {
 			continue
 		}
 		plain, err := net.Listen("tcp", l.address) //nolint:noctx // at start, on a local address
 		if err != nil {
-			return fmt.Errorf("listen for the CDIM's clients: %w", err)
+			return fmt.Errorf("listen for the %s's clients: %w", l.whose, err)
 		}
-		*l.to = plain
-	}
-	if s.gateway != nil {
-		s.gateway = tls.NewListener(s.gateway, secure)
+		if *l.to = plain; !l.plain {
+			*l.to = tls.NewListener(plain, secure)
+		}
 	}
 	return nil
 }
@@ -224,6 +235,9 @@ func (s *Simulator) CDIMAddress() string { return addressOf(s.gateway) }
 
 // CDIMDirectAddress is where the CDIM's services listen.
 func (s *Simulator) CDIMDirectAddress() string { return addressOf(s.direct) }
+
+// RedfishAddress is where the Redfish service listens, "" where it does not.
+func (s *Simulator) RedfishAddress() string { return addressOf(s.composer) }
 
 func addressOf(l net.Listener) string {
 	if l == nil {
@@ -270,13 +284,16 @@ func (s *Simulator) Run(ctx context.Context) error {
 	if s.direct != nil {
 		servers = append(servers, server{s.direct, s.faults.Wrap("cdim", s.cdim.Handler())})
 	}
+	if s.composer != nil {
+		servers = append(servers, server{s.composer, s.faults.Wrap("redfish", s.redfish.Handler())})
+	}
 	for _, server := range servers {
 		g.Go(func() error { return serve(ctx, server.l, server.h) })
 	}
 	err := s.setReady(true)
 	if err == nil {
 		klog.FromContext(ctx).Info("Serving", "fm", s.FMAddress(), "cdim", s.CDIMAddress(), "cdimDirect", s.CDIMDirectAddress(),
-			"control", s.ControlAddress(), "dir", s.cfg.Dir)
+			"redfish", s.RedfishAddress(), "control", s.ControlAddress(), "dir", s.cfg.Dir)
 		<-ctx.Done()
 	}
 	return errors.Join(err, s.stop(g))
@@ -305,9 +322,15 @@ func (s *Simulator) stop(g *errgroup.Group) error {
 	if s.cdim != nil {
 		s.cdim.Stop()
 	}
+	if s.redfish != nil {
+		s.redfish.Stop()
+	}
 	s.core.Close()
 	if s.cdim != nil {
 		s.cdim.Close()
+	}
+	if s.redfish != nil {
+		s.redfish.Close()
 	}
 	err = errors.Join(err, g.Wait())
 	for _, d := range s.drivers {

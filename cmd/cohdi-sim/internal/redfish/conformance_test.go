@@ -1,0 +1,358 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package redfish
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"encoding/pem"
+	"flag"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/config"
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/core"
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/fault"
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/simapi"
+	"github.com/cohdi/cohdi-agent/internal/device"
+	"github.com/cohdi/cohdi-agent/internal/fabric"
+	"github.com/cohdi/cohdi-agent/internal/fabric/fabrictest"
+	client "github.com/cohdi/cohdi-agent/internal/fabric/redfish"
+)
+
+const chassis = `
+tenant: unused
+realm: unused
+credentials: {username: agent, password: "p&w=d+100% s", client_id: unused, client_secret: unused}
+fabrics: [{id: 0, uuid: f-0}]
+machines:
+  - {name: n1, uuid: ` + string(fabrictest.MachineOne) + `}
+  - {name: n2, uuid: ` + string(fabrictest.MachineTwo) + `}
+devices:
+  - {id: a, count: 2, model: ` + fabrictest.ModelA + `}
+  - {id: b, count: 1, model: ` + fabrictest.ModelB + `}
+timing: {attachDelay: 30ms, detachDelay: 20ms}
+seed: 7
+`
+
+// setting is one way in which a service may be.
+type setting struct {
+	policies simapi.RedfishPolicies
+	random   bool
+	basic    bool
+}
+
+// bench is a service with hands on its chassis.
+type bench struct {
+	t       *testing.T
+	cfg     *config.Config
+	setting setting
+	core    *core.Core
+	faults  *fault.Injector
+	face    *Face
+	server  *httptest.Server
+	dir     string
+	shut    atomic.Bool
+	// before is called with each request before it is answered.
+	before atomic.Pointer[func(r *http.Request)]
+}
+
+func newBench(t *testing.T, s setting) *bench {
+	t.Helper()
+	cfg, err := config.Parse([]byte(chassis))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.random {
+		cfg.Redfish.URIs = config.URIsRandom
+	}
+	return newBenchOf(t, s, cfg)
+}
+
+func newBenchOf(t *testing.T, s setting, cfg *config.Config) *bench {
+	t.Helper()
+	clk := clock.RealClock{}
+	b := &bench{t: t, cfg: cfg, setting: s, faults: fault.New(clk)}
+	var err error
+	if b.core, err = core.New(t.Context(), cfg, core.Options{Clock: clk, Numbers: make([]core.Number, len(cfg.Devices))}); err != nil {
+		t.Fatal(err)
+	}
+	if err = b.core.SetPolicies(simapi.Policies{Redfish: s.policies}); err != nil {
+		t.Fatal(err)
+	}
+	b.face = New(t.Context(), Options{Core: b.core, Config: cfg, Faults: b.faults, Clock: clk, HardwareTimeout: 2 * time.Second})
+	t.Cleanup(func() {
+		for _, v := range b.core.Violations() {
+			if v.Kind == simapi.Invariant {
+				t.Errorf("the chassis is not in order: %+v", v)
+			}
+		}
+		b.face.Stop()
+		b.core.Close()
+		b.face.Close()
+	})
+	handler := b.face.Handler()
+	b.server = httptest.NewTLSServer(b.faults.Wrap("redfish", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if f := b.before.Load(); f != nil {
+			(*f)(r)
+		}
+		handler.ServeHTTP(w, r)
+	})))
+	t.Cleanup(b.server.Close)
+	b.dir = t.TempDir()
+	b.secret("username", cfg.Credentials.Username)
+	b.secret("password", cfg.Credentials.Password)
+	b.secret("ca.crt", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: b.server.Certificate().Raw})))
+	return b
+}
+
+// secret writes a file as a Kubernetes Secret would be mounted.
+func (b *bench) secret(name, content string) {
+	b.t.Helper()
+	if err := os.WriteFile(filepath.Join(b.dir, name), []byte(content), 0o600); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// client is a new one each time, as each process has its own.
+func (b *bench) client() *client.Client {
+	b.t.Helper()
+	c, err := client.New(client.Config{Endpoint: b.server.URL, Credentials: b.dir, Basic: b.setting.basic, Poll: 100 * time.Millisecond, Settle: time.Second})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(func() {
+		if err := c.Close(context.WithoutCancel(b.t.Context())); err != nil && !b.shut.Load() {
+			b.t.Error(err)
+		}
+	})
+	return c
+}
+
+// full runs all settings; otherwise those that differ most.
+var full = flag.Bool("full", false, "run the conformance suite for all kinds of services, and not for a sample")
+
+func settings() map[string]setting {
+	out := map[string]setting{
+		"actions, tasks, random paths": {random: true},
+		"list, synchronous, ETags required": {policies: simapi.RedfishPolicies{
+			Forms: "list", Work: "sync204", ETag: "required", Composing: "unlisted", Expand: "yes", Errors: "plain",
+		}},
+		"zones": {policies: simapi.RedfishPolicies{Variant: "zones", Forms: "list", Work: "sync200", ETag: "none"}, random: true, basic: true},
+	}
+	if !*full {
+		return out
+	}
+	for _, forms := range []string{"all", "actions", "list", "manifest"} {
+		for _, work := range []string{"task202", "task200", "bare202", "sync200", "sync204", "early200"} {
+			for _, etag := range []string{"optional", "required", "none", "gzip"} {
+				out["composition/"+forms+"/"+work+"/"+etag] = setting{policies: simapi.RedfishPolicies{Forms: forms, Work: work, ETag: etag}, random: true}
+			}
+			out["composition/"+forms+"/"+work+"/unlisted"] = setting{policies: simapi.RedfishPolicies{Forms: forms, Work: work, Composing: "unlisted"}}
+		}
+	}
+	for _, forms := range []string{"all", "actions", "list"} {
+		for _, work := range []string{"task202", "sync200", "sync204"} {
+			out["zones/"+forms+"/"+work] = setting{policies: simapi.RedfishPolicies{Variant: "zones", Forms: forms, Work: work}}
+		}
+	}
+	for name, p := range map[string]simapi.RedfishPolicies{
+		"after task":      {AfterTask: "task"},
+		"task is gone":    {AfterTask: "gone"},
+		"retry seconds":   {RetryAfter: "seconds"},
+		"retry date":      {RetryAfter: "date"},
+		"retry none":      {RetryAfter: "none"},
+		"pages of one":    {PageSize: "1"},
+		"large pages":     {PageSize: "50", Expand: "yes"},
+		"prefixed":        {Identity: "prefixed"},
+		"UUID in serial":  {Identity: "inSerial"},
+		"null status":     {Identity: "nullStatus"},
+		"plain errors":    {Errors: "plain"},
+		"root is same":    {Root: "same", Events: "none"},
+		"host block 406":  {HostBlock: "406", Forms: "list"},
+		"bare, unlisted":  {Work: "bare202", Composing: "unlisted"},
+		"early, unlisted": {Work: "early200", Composing: "unlisted"},
+	} {
+		out[name] = setting{policies: p}
+	}
+	return out
+}
+
+// TestFace_conformance lets the agent's client do everything that it can do, with each kind of service.
+func TestFace_conformance(t *testing.T) {
+	for name, s := range settings() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			fabrictest.Run(t, func(t *testing.T) (fabric.Manager, fabrictest.Control) {
+				t.Helper()
+				b := newBench(t, s)
+				return b.client(), b
+			})
+		})
+	}
+}
+
+// uri is how the service names a device.
+func (b *bench) uri(id string) string {
+	if b.face.policies().Variant == variantZones {
+		return b.face.endpoint(0, id)
+	}
+	return b.face.block(id)
+}
+
+// Attached waits for what is under way.
+func (b *bench) Attached(m device.Machine) []string {
+	b.t.Helper()
+	b.rest()
+	v, err := b.core.Machine(string(m))
+	if err != nil {
+		return nil
+	}
+	var out []string
+	for _, d := range v.Listed {
+		out = append(out, b.uri(d.ID))
+	}
+	slices.Sort(out)
+	return out
+}
+
+// rest waits until nothing is under way.
+func (b *bench) rest() {
+	for clk := (clock.RealClock{}); ; clk.Sleep(5 * time.Millisecond) {
+		b.face.mu.Lock()
+		n := len(b.face.coming)
+		b.face.mu.Unlock()
+		if n == 0 {
+			return
+		}
+	}
+}
+
+func (b *bench) FreeCount(model string) int {
+	b.t.Helper()
+	_, n, _, err := b.core.Free("n1", model)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return n
+}
+
+func refusalOf(status int, key string) (int, string) {
+	data, err := json.Marshal(refuse(status, key, "so be it").body("extended"))
+	if err != nil {
+		panic(err)
+	}
+	return status, string(data)
+}
+
+func (b *bench) Fate(f fabrictest.Fate) bool {
+	b.t.Helper()
+	const page = "<html><body>Bad gateway</body></html>"
+	if f == fabrictest.CredentialsEnded {
+		b.face.EndSessions()
+		return !b.setting.basic
+	}
+	busy, words := refusalOf(http.StatusServiceUnavailable, "ResourceInUse")
+	rule, ok := map[fabrictest.Fate]simapi.Fault{
+		fabrictest.Busy:           {Action: simapi.ActionStatus, Status: busy, Content: words, Headers: map[string]string{"Retry-After": "5"}},
+		fabrictest.LostBefore:     {Action: simapi.ActionDropBefore},
+		fabrictest.LostAfter:      {Action: simapi.ActionDropAfter},
+		fabrictest.ErrorBefore:    {Action: simapi.ActionStatus, Status: 502, Content: page, ContentType: "text/html"},
+		fabrictest.ErrorAfter:     {Action: simapi.ActionStatusAfterEffect, Status: 502, Content: page, ContentType: "text/html"},
+		fabrictest.Truncated:      {Action: simapi.ActionReset},
+		fabrictest.NoWords:        {Action: simapi.ActionStatusAfterEffect, Status: 204},
+		fabrictest.Hang:           {Action: simapi.ActionHang},
+		fabrictest.WorkRefused:    {Face: "hw", Action: simapi.ActionStatus, Status: 409, Content: "no"},
+		fabrictest.WorkLostBefore: {Face: "hw", Action: simapi.ActionDropBefore},
+		fabrictest.WorkLostAfter:  {Face: "hw", Action: simapi.ActionDropAfter},
+	}[f]
+	if !ok {
+		return false
+	}
+	if rule.Face == "" {
+		rule.Face, rule.Body = "redfish", "@odata.id" // what names something
+	}
+	rule.Count, rule.Name = 1, string(f)
+	b.add(rule)
+	if f != fabrictest.Hang { // the caller may have given up before
+		b.t.Cleanup(func() {
+			for _, r := range b.faults.Rules() {
+				if r.Name == rule.Name && r.Hits != 1 {
+					b.t.Errorf("fate %s has met %d calls", f, r.Hits)
+				}
+			}
+		})
+	}
+	return true
+}
+
+func (b *bench) add(f simapi.Fault) {
+	b.t.Helper()
+	if _, err := b.faults.Add(f); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *bench) FailReads(m device.Machine, fail bool) {
+	b.t.Helper()
+	const name = "reads"
+	if !fail {
+		b.faults.Clear(name)
+		return
+	}
+	rule := simapi.Fault{Name: name, Face: "redfish", Method: "GET", Path: "/redfish/v1/.", Action: simapi.ActionStatus, Status: 500}
+	if m != "" {
+		v, err := b.core.Machine(string(m))
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		rule.Path = "^" + b.face.system(v.Name) + "$"
+		if b.face.policies().Variant == variantZones {
+			rule.Path += "|^" + b.face.port(0, v.Name) + "$"
+		}
+	}
+	b.add(rule)
+}
+
+func (b *bench) Shut() {
+	b.t.Helper()
+	b.shut.Store(true)
+	if err := b.server.Listener.Close(); err != nil {
+		b.t.Fatal(err)
+	}
+	b.server.CloseClientConnections()
+}
+
+func (b *bench) RefuseLogin() {
+	b.t.Helper()
+	b.secret("password", "another")
+	b.face.EndSessions()
+}
+
+// person asks the service past all faults, as somebody else who is known.
+func (b *bench) person(method, path, body string, header ...string) (int, object) {
+	b.t.Helper()
+	r := httptest.NewRequestWithContext(b.t.Context(), method, path, bytes.NewBufferString(body))
+	r.SetBasicAuth(b.cfg.Credentials.Username, b.cfg.Credentials.Password)
+	for i := 0; i+1 < len(header); i += 2 {
+		r.Header.Set(header[i], header[i+1])
+	}
+	rec := httptest.NewRecorder()
+	b.face.Handler().ServeHTTP(rec, r)
+	var out object
+	if rec.Body.Len() > 0 {
+		if err := json.Unmarshal(rec.Body.Bytes(), &out); err != nil {
+			b.t.Fatalf("%s %s: %v in %s", method, path, err, rec.Body)
+		}
+	}
+	return rec.Code, out
+}
