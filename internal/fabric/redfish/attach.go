@@ -131,8 +131,8 @@ func pick(ctx context.Context, w world, what string, in fabric.Intent, h *host, 
 	if fault != nil {
 		return nil, unsent(fault)
 	}
-	if fault := knows(units, what, in.Model); fault != nil {
-		return nil, fault
+	if unknown := knows(units, what, in.Model); unknown != nil {
+		return nil, unknown
 	}
 	reachable, fault := w.reachable(ctx, what, h)
 	if fault != nil {
@@ -148,7 +148,7 @@ func pick(ctx context.Context, w world, what string, in fabric.Intent, h *host, 
 		free = healthy
 	}
 	sum := fnv.New32a()
-	_, _ = sum.Write([]byte(in.Machine))                 //nolint:errcheck // never fails
+	_, _ = sum.Write([]byte(in.Machine))
 	return free[int(sum.Sum32()%uint32(len(free)))], nil //nolint:gosec // far fewer than 2^32
 }
 
@@ -193,7 +193,7 @@ func (c *Client) ask(ctx context.Context, w world, op fabric.Operation, what str
 			refusal = refusedStanza(what, r)
 		}
 		if refusal == nil {
-			return c.accepted(ctx, w, op, what, ch, r)
+			return c.accepted(ctx, w, op, what, r)
 		}
 		fault = refusal
 		if fault.Class != device.FaultUnsupported {

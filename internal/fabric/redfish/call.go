@@ -7,6 +7,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"maps"
 	"net/http"
 	"time"
 
@@ -92,9 +93,9 @@ func (c *Client) prove(ctx context.Context, what string) (string, proof, *device
 		return "", proof{}, fault
 	}
 	if c.basic || r.sessions == "" && r.sessionService == "" {
-		cred, fault := readCredentials(c.dir, what)
-		if fault != nil {
-			return "", proof{}, fault
+		cred, missing := readCredentials(c.dir, what)
+		if missing != nil {
+			return "", proof{}, missing
 		}
 		both := base64.StdEncoding.EncodeToString([]byte(cred.Username + ":" + cred.Password))
 		return "", proof{http.Header{"Authorization": {"Basic " + both}}, []string{cred.Password, both}}, nil
@@ -132,9 +133,7 @@ func (c *Client) follow(ctx context.Context, m call, p proof) (rest.Reply, *devi
 		if fault != nil {
 			return rest.Reply{}, fault
 		}
-		for name, values := range p.header {
-			req.Header[name] = values
-		}
+		maps.Copy(req.Header, p.header)
 		req.Secrets = p.secrets
 		r, fault := c.rest.Send(ctx, req, "")
 		if fault != nil {
@@ -279,7 +278,7 @@ func (c *Client) login(ctx context.Context, cred rest.Credentials) (string, time
 		case device.FaultRejected:
 			fault.Class = device.FaultUnauthorized
 		default:
-			elsewhere(fault)
+			fault = elsewhere(fault)
 		}
 		return "", 0, fault
 	}

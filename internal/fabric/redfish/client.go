@@ -88,7 +88,7 @@ func New(cfg Config) (*Client, error) {
 		return nil, err
 	}
 	if cfg.Credentials == "" {
-		return nil, errors.New("Redfish credentials directory is empty") //nolint:revive,staticcheck // a name
+		return nil, errors.New("Redfish credentials directory is empty") //nolint:staticcheck // a name
 	}
 	c := &Client{
 		endpoint: endpoint, dir: cfg.Credentials, basic: cfg.Basic, clock: cfg.Clock, poll: cmp.Or(cfg.Poll, defaultPoll),
@@ -113,10 +113,10 @@ func parseEndpoint(s string) (string, error) {
 	}
 	u, err := url.Parse(s)
 	if err != nil {
-		return "", fmt.Errorf("Redfish endpoint: %w", err) //nolint:revive,staticcheck // a name
+		return "", fmt.Errorf("Redfish endpoint: %w", err) //nolint:staticcheck // a name
 	}
 	if u.Scheme != "https" || u.Host == "" || u.User != nil || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" {
-		return "", fmt.Errorf("Redfish endpoint %q is not of the form https://host[:port]", u.Redacted()) //nolint:revive,staticcheck // a name
+		return "", fmt.Errorf("Redfish endpoint %q is not of the form https://host[:port]", u.Redacted()) //nolint:staticcheck // a name
 	}
 	return "https://" + u.Host, nil
 }
@@ -174,12 +174,12 @@ func (c *Client) listMachine(ctx context.Context, w world, what string, m device
 		return nil, fault
 	}
 	units, fault := each(ctx, h.members, func(ctx context.Context, path string) (*unit, *device.Fault) {
-		u, fault := w.unit(ctx, what, path)
-		if fault != nil && fault.Class == device.FaultNotFound {
+		u, unread := w.unit(ctx, what, path)
+		if unread != nil && unread.Class == device.FaultNotFound {
 			// The list has the last word, so that what is there can still be taken away.
 			return &unit{path: path, counted: 1, health: device.HealthUnknown, text: "the machine lists it, and the service does not know it"}, nil
 		}
-		return u, fault
+		return u, unread
 	})
 	if fault != nil {
 		if fault.Class == device.FaultNotFound {

@@ -68,22 +68,33 @@ type link struct {
 // UnmarshalJSON never fails: null, a bare string and anything else that is no reference lead nowhere.
 func (l *link) UnmarshalJSON(b []byte) error {
 	*l = link{}
-	var r struct {
-		ID string `json:"@odata.id"`
-	}
-	if json.Unmarshal(b, &r) != nil {
-		return nil
-	}
-	to, err := parsePath(r.ID)
-	if err != nil {
-		return nil
-	}
-	l.to = to
 	var all map[string]json.RawMessage
-	if json.Unmarshal(b, &all) == nil && len(all) > 1 {
+	var id string
+	if json.Unmarshal(b, &all) == nil && json.Unmarshal(all["@odata.id"], &id) == nil {
+		l.to = pathOrNone(id)
+	}
+	if l.to != "" && len(all) > 1 {
 		l.raw = slices.Clone(b)
 	}
 	return nil
+}
+
+// pathOrNone is the path of a reference, "" where it is none.
+func pathOrNone(s string) string {
+	path, err := parsePath(s)
+	if err != nil {
+		return ""
+	}
+	return path
+}
+
+// locationOrNone is what a location leads to, "" where it leads nowhere.
+func locationOrNone(s string) string {
+	at, err := parseLocation(s)
+	if err != nil {
+		return ""
+	}
+	return at
 }
 
 // paths are the places that links lead to, in their order, each once.

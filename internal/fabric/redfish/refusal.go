@@ -144,16 +144,19 @@ type messages []message
 func (m *messages) UnmarshalJSON(b []byte) error {
 	*m = nil
 	var list []json.RawMessage
-	if json.Unmarshal(b, &list) != nil {
-		return nil
+	if json.Unmarshal(b, &list) == nil {
+		m.add(list)
 	}
+	return nil
+}
+
+func (m *messages) add(list []json.RawMessage) {
 	for _, raw := range list {
 		var one message
 		if json.Unmarshal(raw, &one) == nil {
 			*m = append(*m, one)
 		}
 	}
-	return nil
 }
 
 // refused is the fault for an answer that is no success.
@@ -177,7 +180,7 @@ func retryAfter(r rest.Reply, now time.Time) time.Duration {
 	const longest = 24 * time.Hour
 	text := strings.TrimSpace(r.Header.Get("Retry-After"))
 	if n, err := strconv.ParseUint(text, 10, 32); err == nil {
-		return min(time.Duration(n)*time.Second, longest) //nolint:gosec // of 32 bits
+		return min(time.Duration(n)*time.Second, longest)
 	}
 	at, err := http.ParseTime(text)
 	if err != nil {

@@ -51,9 +51,10 @@ func decodeTask(body []byte) (t task, ok bool) {
 		return task{}, false
 	}
 	t = task{state: b.State, messages: b.Messages}
-	t.self, _ = parseLocation(b.ID)
-	t.monitor, _ = parseLocation(b.Monitor)
-	_ = json.Unmarshal(b.Payload, &t.payload) // without it nobody is the wiser
+	t.self, t.monitor = locationOrNone(b.ID), locationOrNone(b.Monitor)
+	if json.Unmarshal(b.Payload, &t.payload) != nil {
+		t.payload = payload{} // it is told by nothing, then
+	}
 	return t, true
 }
 
@@ -106,7 +107,7 @@ func refusedStanza(what string, r rest.Reply) *device.Fault {
 		}
 	}
 	if json.Unmarshal(r.Body, &b) != nil {
-		return nil
+		b.Manifest.Stanzas = nil // an answer to something else
 	}
 	for _, s := range b.Manifest.Stanzas {
 		var e struct {
@@ -141,21 +142,16 @@ func failed(op fabric.Operation, fault *device.Fault) fabric.Operation {
 }
 
 // accepted reads an answer of success to a change.
-func (c *Client) accepted(ctx context.Context, w world, op fabric.Operation, what string, ch change, r rest.Reply) (fabric.Operation, *device.Fault) {
+func (c *Client) accepted(ctx context.Context, w world, op fabric.Operation, what string, r rest.Reply) (fabric.Operation, *device.Fault) {
 	t, isTask := decodeTask(r.Body)
 	if r.Status != http.StatusAccepted && (!isTask || t.phase() == completed) {
 		// Done, by its own account. Some are not: the block says so.
-		s, fault := c.look(ctx, w, what, op)
-		if fault != nil || s.composing {
-			return c.pending(op, composition, 0), nil
+		if s, fault := c.look(ctx, w, what, op); fault == nil && !s.composing {
+			return done(op), nil
 		}
-		return done(op), nil
+		return c.pending(op, composition, 0), nil
 	}
-	handle := t.monitor
-	if at, err := parseLocation(r.Header.Get("Location")); err == nil {
-		handle = at
-	}
-	handle = cmp.Or(handle, t.self, composition)
+	handle := cmp.Or(locationOrNone(r.Header.Get("Location")), t.monitor, t.self, composition)
 	op = c.pending(op, handle, retryAfter(r, c.clock.Now()))
 	if !isTask {
 		return op, nil
@@ -237,11 +233,10 @@ func (c *Client) findTask(ctx context.Context, what string, ch change) (task, bo
 	slices.Reverse(links) // the newest first, as a rule
 	links = links[:min(len(links), recentTasks)]
 	all, fault := each(ctx, links, func(ctx context.Context, l link) (task, *device.Fault) {
-		d, fault := c.get(ctx, "jobs", what, l.to)
-		if fault != nil {
-			return task{}, nil // forgotten meanwhile, or somebody else's
+		var t task
+		if d, unread := c.get(ctx, "jobs", what, l.to); unread == nil { // else it is forgotten meanwhile, or not for us
+			t, _ = decodeTask(d.Body) // what is no task is not over and does nothing
 		}
-		t, _ := decodeTask(d.Body)
 		return t, nil
 	})
 	if fault != nil {
@@ -328,8 +323,7 @@ func (c *Client) pollMonitor(ctx context.Context, w world, op fabric.Operation, 
 // aboutTheLook tells a fault of looking at a monitor from the end of what it monitors, which is answered in the same way:
 // it is no answer, not the service's, or says that there will be another one.
 func aboutTheLook(r rest.Reply, fault *device.Fault) bool {
-	switch fault.Class {
-	case device.FaultUnreachable, device.FaultUnauthorized, device.FaultBusy, device.FaultUnsupported:
+	if slices.Contains([]device.FaultClass{device.FaultUnreachable, device.FaultUnauthorized, device.FaultBusy, device.FaultUnsupported}, fault.Class) {
 		return true
 	}
 	_, own := decodeRefusal(r.Body)
@@ -359,6 +353,7 @@ func (c *Client) judge(op fabric.Operation, t task) fabric.Operation {
 		fault.Err = errors.New("the service waits for a person")
 		op.State, op.Fault = fabric.Suspended, fault
 		return op
+	case going:
 	}
 	return c.pending(op, op.Handle, op.PollAfter)
 }

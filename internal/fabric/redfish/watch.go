@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
 	"net/http"
 	"sync"
 	"time"
@@ -162,9 +163,7 @@ func (c *Client) stream(ctx context.Context, what string) (io.ReadCloser, *devic
 		if fault != nil {
 			return nil, fault
 		}
-		for name, values := range proof.header {
-			req.Header[name] = values
-		}
+		maps.Copy(req.Header, proof.header)
 		req.Header.Set("Accept", "text/event-stream")
 		req.Secrets = proof.secrets
 		body, r, fault := c.rest.Stream(ctx, req)

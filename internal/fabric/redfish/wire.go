@@ -95,9 +95,13 @@ type actions map[string]string
 func (a *actions) UnmarshalJSON(b []byte) error {
 	*a = make(actions)
 	var all map[string]json.RawMessage
-	if json.Unmarshal(b, &all) != nil {
-		return nil
+	if json.Unmarshal(b, &all) == nil {
+		a.add(all)
 	}
+	return nil
+}
+
+func (a *actions) add(all map[string]json.RawMessage) {
 	for name, raw := range all {
 		var one struct {
 			Target string `json:"target"`
@@ -105,11 +109,10 @@ func (a *actions) UnmarshalJSON(b []byte) error {
 		if json.Unmarshal(raw, &one) != nil {
 			continue
 		}
-		if target, err := parsePath(one.Target); err == nil {
+		if target := pathOrNone(one.Target); target != "" {
 			(*a)[name] = target
 		}
 	}
-	return nil
 }
 
 // page is one of a collection.

@@ -433,11 +433,11 @@ func TestJudge_task(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			task, ok := decodeTask([]byte(tt.body))
+			got, ok := decodeTask([]byte(tt.body))
 			if !ok {
 				t.Fatal("no task")
 			}
-			op := c.judge(fabric.Operation{Kind: fabric.KindAttach, State: fabric.Pending, Handle: "/m/1", PollAfter: time.Second, Intent: fabric.Intent{Device: "/b/1"}}, task)
+			op := c.judge(fabric.Operation{Kind: fabric.KindAttach, State: fabric.Pending, Handle: "/m/1", PollAfter: time.Second, Intent: fabric.Intent{Device: "/b/1"}}, got)
 			if op.State != tt.state || (op.Fault == nil) != (tt.class == "") || op.Fault != nil && (op.Fault.Class != tt.class || !strings.Contains(op.Fault.Error(), tt.words)) {
 				t.Errorf("operation %+v, want %s, %s %q", op, tt.state, tt.class, tt.words)
 			}
@@ -469,8 +469,8 @@ func TestTask_does(t *testing.T) {
 		{"nothing", "", "", false, false},
 	}
 	for _, tt := range tests {
-		task := task{payload: payload{Target: tt.target, Body: tt.body}}
-		if a, d := task.does(attach), task.does(detach); a != tt.attach || d != tt.detach {
+		made := task{payload: payload{Target: tt.target, Body: tt.body}}
+		if a, d := made.does(attach), made.does(detach); a != tt.attach || d != tt.detach {
 			t.Errorf("%s: does the attach: %v, the detach: %v", tt.name, a, d)
 		}
 	}
@@ -603,14 +603,14 @@ func FuzzDecodeTask(f *testing.F) {
 		if fault := refusedStanza("try", rest.Reply{Status: 200, Body: body}); fault != nil {
 			readable(t, fault.Message)
 		}
-		task, ok := decodeTask(body)
+		got, ok := decodeTask(body)
 		if !ok {
 			return
 		}
-		sane(t, task.self, task.monitor)
+		sane(t, got.self, got.monitor)
 		for _, kind := range []fabric.OperationKind{fabric.KindAttach, fabric.KindDetach} {
-			task.does(change{kind, &host{path: "/s/1"}, &unit{path: "/b/1"}})
-			op := c.judge(fabric.Operation{Kind: kind, State: fabric.Pending, Handle: "/m/1", PollAfter: time.Second}, task)
+			got.does(change{kind, &host{path: "/s/1"}, &unit{path: "/b/1"}})
+			op := c.judge(fabric.Operation{Kind: kind, State: fabric.Pending, Handle: "/m/1", PollAfter: time.Second}, got)
 			if bad := op.State == fabric.Failed || op.State == fabric.Suspended; bad != (op.Fault != nil) {
 				t.Errorf("judged %+v", op)
 			}

@@ -143,8 +143,8 @@ func (w *zones) portsAt(ctx context.Context, what, path string) ([]port, *device
 		return nil, fault
 	}
 	all, fault := each(ctx, links, func(ctx context.Context, l link) (port, *device.Fault) {
-		z, d, fault := read(ctx, w.c, "inventory", what, l.to, decodePort)
-		z.doc, z.fault = d, fault
+		z, d, unread := read(ctx, w.c, "inventory", what, l.to, decodePort)
+		z.doc, z.fault = d, unread
 		return z, nil
 	})
 	return slices.DeleteFunc(all, func(z port) bool { return z.fault != nil && z.fault.Class == device.FaultNotFound }), fault
@@ -248,8 +248,8 @@ func (w *zones) unitOn(ctx context.Context, what, path string, all *chart) (*uni
 		return &unit{path: path, etag: d.etag(), fixed: true}, nil
 	}
 	parts, fault := each(ctx, e.entities, func(ctx context.Context, to string) (processor, *device.Fault) {
-		p, _, fault := read(ctx, w.c, "inventory", what, to, decodeProcessor)
-		return p, fault
+		p, _, unread := read(ctx, w.c, "inventory", what, to, decodeProcessor)
+		return p, unread
 	})
 	if fault != nil {
 		return nil, fault

@@ -377,7 +377,9 @@ func TestStream(t *testing.T) {
 			return
 		}
 		io.WriteString(w, "one\n")
-		w.(http.Flusher).Flush()
+		if err := http.NewResponseController(w).Flush(); err != nil {
+			t.Error(err)
+		}
 		<-more
 		io.WriteString(w, "two\n")
 	}))

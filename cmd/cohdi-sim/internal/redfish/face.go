@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
 	"net/http"
 	"strconv"
 	"strings"
@@ -169,7 +170,7 @@ func (f *Face) routes() map[string]func(*http.Request) answer {
 		"GET " + n.boxed("{id}"):                                    f.getBoxed,
 	}
 	ports, ends := n.path("Fabrics", "={fabric}", "Zones"), n.path("Fabrics", "={fabric}", "Endpoints")
-	for pattern, h := range map[string]func(*http.Request) answer{
+	maps.Copy(routes, map[string]func(*http.Request) answer{
 		"GET " + ports:                                      f.listPorts,
 		"GET " + ports + "/{id}":                            f.getPort,
 		"PATCH " + ports + "/{id}":                          f.patchPort,
@@ -177,9 +178,7 @@ func (f *Face) routes() map[string]func(*http.Request) answer {
 		"POST " + n.action(ports+"/{id}", "RemoveEndpoint"): f.removeEndpoint,
 		"GET " + ends:                                       f.listEndpoints,
 		"GET " + ends + "/{id}":                             f.getEndpoint,
-	} {
-		routes[pattern] = h
-	}
+	})
 	return routes
 }
 

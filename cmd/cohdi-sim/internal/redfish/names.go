@@ -45,10 +45,11 @@ func (n names) path(parts ...string) string {
 	return b.String()
 }
 
-func (n names) systems() string             { return n.path("Systems") }
-func (n names) system(m string) string      { return n.path("Systems", "="+m) }
-func (n names) composition() string         { return n.path("CompositionService") }
-func (n names) blocks() string              { return n.path("CompositionService", "ResourceBlocks") }
+func (n names) systems() string        { return n.path("Systems") }
+func (n names) system(m string) string { return n.path("Systems", "="+m) }
+func (n names) composition() string    { return n.path("CompositionService") }
+func (n names) blocks() string         { return n.path("CompositionService", "ResourceBlocks") }
+
 func (n names) block(id string) string      { return n.path("CompositionService", "ResourceBlocks", "="+id) }
 func (n names) resourceZones() string       { return n.path("CompositionService", "ResourceZones") }
 func (n names) capabilities() string        { return n.path("Capabilities") }
