@@ -40,10 +40,7 @@ func (w *blocks) machines(ctx context.Context, what string) ([]fabric.Machine, *
 			}
 		}
 		p := w.c.readSystem(ctx, what, l.to)
-		if p.fault != nil && p.fault.Class == device.FaultNotFound {
-			p.fault = nil // it went meanwhile
-		}
-		return p.system, p.fault
+		return w.c.known(l.to, p)
 	})
 	if fault != nil {
 		return nil, fault
@@ -93,11 +90,11 @@ func (w *blocks) readZones(ctx context.Context, what string) ([]zone, *device.Fa
 		return nil, fault
 	}
 	return each(ctx, links, func(ctx context.Context, l link) (zone, *device.Fault) {
-		z, _, fault := read(ctx, w.c, "inventory", what, l.to, decodeBlockZone)
-		if fault != nil && fault.Class == device.FaultNotFound {
-			return zone{}, nil
+		z, _, unread := read(ctx, w.c, "inventory", what, l.to, decodeBlockZone)
+		if unread != nil {
+			z = zone{} // allows nothing
 		}
-		return z, fault
+		return z, nil
 	})
 }
 

@@ -244,7 +244,7 @@ func (c *Client) discover(ctx context.Context, what string) (root, *device.Fault
 	return r, nil
 }
 
-// elsewhere is a fault about a path that is no machine's and no device's.
+// elsewhere is a fault about a path that is no machine's and no device's: nothing was asked there, and it may be back later.
 func elsewhere(fault *device.Fault) *device.Fault {
 	if fault.Class == device.FaultNotFound {
 		fault.Class = device.FaultUnreachable
@@ -270,7 +270,7 @@ func (c *Client) login(ctx context.Context, cred rest.Credentials) (string, time
 		return "", 0, fault
 	}
 	m := call{operation: "login", what: what, method: http.MethodPost, path: path, body: map[string]string{"UserName": cred.Username, "Password": cred.Password}}
-	r, fault := c.follow(ctx, m, proof{secrets: []string{cred.Password}})
+	r, fault := c.follow(ctx, m, proof{secrets: []string{cred.Password, escaped(cred.Password)}})
 	if fault != nil {
 		switch fault.Class {
 		case device.FaultUnknown: // nothing on the fabric can have changed
@@ -297,6 +297,15 @@ func (c *Client) login(ctx context.Context, cred rest.Credentials) (string, time
 	defer c.mu.Unlock()
 	c.session = session
 	return token, rest.NoEnd, nil
+}
+
+// escaped is how a secret stands in a JSON body, which somebody may quote.
+func escaped(secret string) string {
+	b, err := json.Marshal(secret)
+	if err != nil || len(b) < 2 {
+		return ""
+	}
+	return string(b[1 : len(b)-1])
 }
 
 // sessionsPath is where sessions are made: the root says so to those who have none; else their service does.

@@ -182,9 +182,6 @@ func (c *Client) listMachine(ctx context.Context, w world, what string, m device
 		return u, unread
 	})
 	if fault != nil {
-		if fault.Class == device.FaultNotFound {
-			fault.Class = device.FaultUnknown // not the machine
-		}
 		return nil, fault
 	}
 	list := []device.OnFabric{}

@@ -268,6 +268,18 @@ func TestSessions_refused(t *testing.T) {
 	wantFault(t, c.Health(t.Context()), device.FaultUnreachable, "502")
 	s.set("POST /sessions", says(201, ""))
 	wantFault(t, c.Health(t.Context()), device.FaultUnreachable, "X-Auth-Token")
+	s.set("POST /sessions", func(w http.ResponseWriter, r *http.Request) {
+		b, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		says(400, "<html>bad request: "+string(b))(w, r)
+	})
+	err := c.Health(t.Context())
+	wantFault(t, err, device.FaultUnauthorized, "<secret>")
+	if strings.Contains(err.Error(), "26w") {
+		t.Errorf("error = %v shows the password", err)
+	}
 	s.file("username", "")
 	wantFault(t, c.Health(t.Context()), device.FaultUnauthorized, "empty")
 }
@@ -651,6 +663,38 @@ func TestPoll_lostHandle(t *testing.T) {
 	wantFault(t, err, device.FaultUnknown, "nothing does that")
 	_, err = c.Poll(t.Context(), fabric.Operation{Kind: fabric.KindAttach, State: fabric.Pending, Handle: "no path", Intent: in})
 	wantFault(t, err, device.FaultRejected, "reference")
+}
+
+// TestPoll_nobodyKnows: a task that is forgotten, and a caller that does not say what it was about.
+func TestPoll_nobodyKnows(t *testing.T) {
+	s := newService(t)
+	s.set("GET /m/1", says(404, ""))
+	op, err := s.client(nil, false).Poll(t.Context(), fabric.Operation{Kind: fabric.KindAttach, State: fabric.Pending, Handle: "/m/1", Intent: fabric.Intent{Machine: one}})
+	if err != nil || op.State != fabric.Failed || op.Fault.Class != device.FaultUnknown {
+		t.Errorf("poll = %+v, %v", op, err)
+	}
+}
+
+// TestMachines_oneBroken: a system that does not answer for the moment is not taken for one that is not there, once it is known.
+func TestMachines_oneBroken(t *testing.T) {
+	s := newService(t)
+	c := s.client(nil, false)
+	s.set("GET /s", says(200, `{"Members":[{"@odata.id":"/s/1"},{"@odata.id":"/s/2"},{"@odata.id":"/s/3"}],"Members@odata.count":3}`))
+	s.set("GET /s/2", says(200, `{"Id":"2","UUID":"00000000-0000-4000-8000-000000000002","PowerState":"On","Links":{"ResourceBlocks":[]}}`))
+	s.set("GET /s/3", says(404, ""))
+	broken := says(500, extended("InternalError"))
+	s.set("GET /s/1", broken)
+	_, err := c.Machines(t.Context())
+	wantFault(t, err, device.FaultUnknown, "InternalError")
+	s.set("GET /s/1", says(200, `{"Id":"1","UUID":"`+string(one)+`","Links":{"ResourceBlocks":[]}}`))
+	if _, err = c.Machines(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.set("GET /s/1", broken)
+	got, err := c.Machines(t.Context())
+	if err != nil || len(got) != 2 || got[0].ID != one || got[0].Power != fabric.PowerUnknown || got[1].Power != fabric.PowerOn {
+		t.Errorf("machines = %+v, %v", got, err)
+	}
 }
 
 // TestLinks_move: what was found is looked for anew when it leads nowhere.

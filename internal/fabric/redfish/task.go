@@ -278,6 +278,9 @@ func (c *Client) Poll(ctx context.Context, op fabric.Operation) (fabric.Operatio
 }
 
 func (c *Client) pollComposition(ctx context.Context, w world, op fabric.Operation, what string) (fabric.Operation, *device.Fault) {
+	if pathOrNone(op.Intent.Device) == "" {
+		return failed(op, &device.Fault{Class: device.FaultUnknown, Op: what, Message: "the task is forgotten, and it is not known which device it was about"}), nil
+	}
 	s, fault := c.look(ctx, w, what, op)
 	switch {
 	case fault != nil:

@@ -141,7 +141,7 @@ func events(r io.Reader, poke func()) error {
 		case len(line) == 0 && data:
 			data = false
 			poke()
-		case bytes.HasPrefix(line, []byte("data")):
+		case bytes.HasPrefix(line, []byte("data:")):
 			data = true
 		}
 	}

@@ -652,7 +652,7 @@ func FuzzEvents(f *testing.F) {
 
 func TestEvents(t *testing.T) {
 	for s, want := range map[string]int{
-		"id: 1\ndata: {\ndata: }\n\n": 1, ": alive\n\n": 0, "\n\n\n": 0, "data:x\r\n\r\ndata:y\r\n\r\n": 2, "data: unfinished\n": 0, "event: x\n\n": 0,
+		"id: 1\ndata: {\ndata: }\n\n": 1, ": alive\n\n": 0, "\n\n\n": 0, "data:x\r\n\r\ndata:y\r\n\r\n": 2, "data: unfinished\n": 0, "database: x\n\n": 0, "event: x\n\n": 0,
 	} {
 		n := 0
 		if err := events(strings.NewReader(s), func() { n++ }); err != nil || n != want {

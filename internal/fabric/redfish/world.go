@@ -165,6 +165,20 @@ func (c *Client) readSystem(ctx context.Context, what, path string) placed {
 	return placed{s, d, fault}
 }
 
+// known is the system as it was read, nothing if it went meanwhile, or what is known of it from before: one that does not
+// answer for the moment is none that is not there.
+func (c *Client) known(path string, p placed) (system, *device.Fault) {
+	if p.fault == nil || p.fault.Class == device.FaultNotFound {
+		return p.system, nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if m := c.systems.machine[path]; m != "" {
+		return system{machine: m, composable: true, power: fabric.PowerUnknown}, nil
+	}
+	return system{}, p.fault
+}
+
 // find returns the system that is the machine.
 func (c *Client) find(ctx context.Context, what string, r root, m device.Machine) (placed, *device.Fault) {
 	c.mu.Lock()

@@ -194,11 +194,11 @@ func (w *zones) machines(ctx context.Context, what string) ([]fabric.Machine, *d
 	}
 	var out []fabric.Machine
 	for _, path := range paths(links) {
-		p := w.c.readSystem(ctx, what, path)
-		if p.fault != nil && p.fault.Class != device.FaultNotFound {
-			return nil, p.fault
+		s, unread := w.c.known(path, w.c.readSystem(ctx, what, path))
+		if unread != nil {
+			return nil, unread
 		}
-		if p.fault != nil || p.machine == "" {
+		if s.machine == "" {
 			continue
 		}
 		z, fault := w.hostPort(ctx, what, path, all)
@@ -206,7 +206,7 @@ func (w *zones) machines(ctx context.Context, what string) ([]fabric.Machine, *d
 			return nil, fault
 		}
 		if fault == nil {
-			out = append(out, fabric.Machine{ID: p.machine, Name: p.name, Fabric: z.fabric, Power: p.power})
+			out = append(out, fabric.Machine{ID: s.machine, Name: s.name, Fabric: z.fabric, Power: s.power})
 		}
 	}
 	return out, nil
