@@ -282,6 +282,7 @@ type MachineChange struct {
 
 // TokenChange is the body of POST /token.
 type TokenChange struct {
+	// RevokeAll ends the sessions of a Redfish service too.
 	RevokeAll bool      `json:"revokeAll,omitempty"`
 	Lifetime  *Duration `json:"lifetime,omitempty"`
 }

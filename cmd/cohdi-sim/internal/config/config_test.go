@@ -79,6 +79,8 @@ func TestParse_refuses(t *testing.T) {
 		{"face", "hotplug: event", "hotplug: event\nfaces: [fm, xx]", "xx"},
 		{"face twice", "hotplug: event", "hotplug: event\nfaces: [fm, fm]", "twice"},
 		{"cluster manager without a cluster", "hotplug: event", "hotplug: event\nfaces: [fm, cm]", "cm.cluster"},
+		{"paths of a Redfish service", "hotplug: event", "hotplug: event\nredfish: {uris: secret}", "redfish.uris"},
+		{"no sessions", "hotplug: event", "hotplug: event\nredfish: {sessions: -1}", "at least one"},
 		{"bad policy of one manager", "policies:", "policies:\n  cm: {count: never}", "cm.count"},
 	}
 	for _, tc := range tests {

@@ -34,6 +34,8 @@ type API struct {
 	HostRoot func(machine string) string
 	// LoseWorker makes the worker of a CDIM's running job vanish; nil where no CDIM is served.
 	LoseWorker func() error
+	// EndSessions ends the sessions of a Redfish service; nil where none is served.
+	EndSessions func()
 }
 
 // Handler is the API.
@@ -207,6 +209,9 @@ func (a *API) token(r *http.Request) (any, error) {
 	}
 	if t.RevokeAll {
 		a.Tokens.RevokeAll()
+		if a.EndSessions != nil {
+			a.EndSessions()
+		}
 	}
 	return nil, nil //nolint:nilnil // an empty answer
 }

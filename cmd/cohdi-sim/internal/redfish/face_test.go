@@ -278,7 +278,8 @@ func TestFace_task(t *testing.T) {
 				t.Fatalf("change = %d %v", status, task)
 			}
 			running := map[string]int{"task202": 202, "task200": 200}[work]
-			if status, said := b.person("GET", monitor, ""); status != running || said["TaskState"] != "Running" {
+			var said object
+			if status, said = b.person("GET", monitor, ""); status != running || said["TaskState"] != "Running" {
 				t.Errorf("monitor = %d %v, want %d while it goes on", status, said, running)
 			}
 			block := b.get(b.face.block("a-0"))
@@ -286,7 +287,7 @@ func TestFace_task(t *testing.T) {
 				t.Errorf("block %v while it is composed", block)
 			}
 			b.rest()
-			status, said := b.person("GET", monitor, "")
+			status, said = b.person("GET", monitor, "")
 			_, isTask := said["TaskState"]
 			if status != want || isTask != (after == "task") {
 				t.Errorf("%s: monitor = %d %v at the end", after, status, said)

@@ -265,8 +265,8 @@ func TestScenario_churn(t *testing.T) {
 		if gone {
 			action = simapi.DeviceVanish
 		}
-		if err := b.core.ChangeDevice("a-0", simapi.DeviceChange{Action: action}); err != nil {
-			t.Error(err)
+		if changed := b.core.ChangeDevice("a-0", simapi.DeviceChange{Action: action}); changed != nil {
+			t.Error(changed)
 		}
 	}
 	b.before.Store(&change)

@@ -71,12 +71,13 @@ func (f *Face) beginLocked(r *http.Request, jobs []job, m simapi.Machine) answer
 		mine = append(mine, &j)
 	}
 	f.coming = append(f.coming, mine...)
+	pending := f.pendingLocked(t)
 	f.mu.Unlock()
 	f.tell(jobs)
 	f.work.Go(func() { f.perform(t, mine) }) //nolint:contextcheck // work outlives the request that starts it
 	policy := f.policies().Work
 	if policy == "task202" || policy == "task200" || policy == "bare202" {
-		return f.pending(t)
+		return pending
 	}
 	if policy == "early200" {
 		return f.final(t)
@@ -91,8 +92,8 @@ func (f *Face) beginLocked(r *http.Request, jobs []job, m simapi.Machine) answer
 	}
 }
 
-// pending is the answer while a task goes on.
-func (f *Face) pending(t *task) answer {
+// pendingLocked is the answer while a task goes on.
+func (f *Face) pendingLocked(t *task) answer {
 	a := answer{status: http.StatusAccepted, header: map[string]string{"Location": f.monitor(t.id)}, body: f.taskBody(t)}
 	switch p := f.policies(); {
 	case p.Work == "bare202":
@@ -268,7 +269,7 @@ func (f *Face) getMonitor(r *http.Request) answer {
 		return f.refusal(f.missing(r))
 	}
 	over, policy := !t.ended.IsZero(), f.policies()
-	a := f.pending(t)
+	a := f.pendingLocked(t)
 	body := f.taskBody(t)
 	f.mu.Unlock()
 	switch {

@@ -274,6 +274,9 @@ func (s *Simulator) Run(ctx context.Context) error {
 	if s.cdim != nil {
 		api.LoseWorker = s.cdim.LoseWorker
 	}
+	if s.redfish != nil {
+		api.EndSessions = s.redfish.EndSessions
+	}
 	servers := []server{{s.fm, faces}, {s.control, api.Handler()}}
 	if s.gateway != nil {
 		front := http.NewServeMux()
