@@ -154,10 +154,11 @@ func settings() map[string]setting {
 	}
 	for _, forms := range []string{"all", "actions", "list", "manifest"} {
 		for _, work := range []string{"task202", "task200", "bare202", "sync200", "sync204", "early200"} {
-			for _, etag := range []string{"optional", "required", "none", "gzip"} {
-				out["composition/"+forms+"/"+work+"/"+etag] = setting{policies: simapi.RedfishPolicies{Forms: forms, Work: work, ETag: etag}, random: true}
-			}
+			out["composition/"+forms+"/"+work] = setting{policies: simapi.RedfishPolicies{Forms: forms, Work: work}, random: true}
 			out["composition/"+forms+"/"+work+"/unlisted"] = setting{policies: simapi.RedfishPolicies{Forms: forms, Work: work, Composing: "unlisted"}}
+		}
+		for _, etag := range []string{"required", "none", "gzip"} {
+			out["composition/"+forms+"/"+etag] = setting{policies: simapi.RedfishPolicies{Forms: forms, ETag: etag}}
 		}
 	}
 	for _, forms := range []string{"all", "actions", "list"} {
@@ -261,6 +262,9 @@ func (b *bench) Fate(f fabrictest.Fate) bool {
 		b.face.EndSessions()
 		return !b.setting.basic
 	}
+	if !b.tells(f) {
+		return false
+	}
 	busy, words := refusalOf(http.StatusServiceUnavailable, "ResourceInUse")
 	rule, ok := map[fabrictest.Fate]simapi.Fault{
 		fabrictest.Busy:           {Action: simapi.ActionStatus, Status: busy, Content: words, Headers: map[string]string{"Retry-After": "5"}},
@@ -293,6 +297,14 @@ func (b *bench) Fate(f fabrictest.Fate) bool {
 		})
 	}
 	return true
+}
+
+// tells is false where the service does not tell how work has ended, or has said already that it is done.
+func (b *bench) tells(f fabrictest.Fate) bool {
+	p := b.face.policies()
+	mute := p.Work == "bare202" || p.AfterTask == "gone"
+	early := p.Work == "early200"
+	return (f != fabrictest.WorkRefused || !mute && !early) && (f != fabrictest.WorkLostBefore || !early)
 }
 
 func (b *bench) add(f simapi.Fault) {

@@ -187,6 +187,10 @@ func TestScenario_anotherProcess(t *testing.T) {
 // TestScenario_race: many clients change one machine at once, each by a list that it has read. None of them undoes what
 // another has done.
 func TestScenario_race(t *testing.T) {
+	rounds := 2
+	if *full {
+		rounds = 20
+	}
 	for _, p := range []simapi.RedfishPolicies{
 		{Forms: "list", Work: "sync204"},
 		{Forms: "list", Composing: "unlisted", ETag: "required"},
@@ -202,7 +206,7 @@ func TestScenario_race(t *testing.T) {
 			for i := range 3 {
 				wg.Go(func() {
 					c := b.client()
-					for range 4 {
+					for range rounds {
 						b.ensure(c, fabric.KindAttach, b.intent(fabrictest.MachineOne, i))
 						b.ensure(c, fabric.KindDetach, b.intent(fabrictest.MachineOne, i))
 					}
@@ -217,8 +221,8 @@ func TestScenario_race(t *testing.T) {
 					t.Errorf("operation %+v", op)
 				}
 			}
-			if n := len(b.core.State().Operations); n != 3*9 {
-				t.Errorf("%d operations, want %d", n, 3*9)
+			if n := len(b.core.State().Operations); n != 3*(2*rounds+1) {
+				t.Errorf("%d operations, want %d", n, 3*(2*rounds+1))
 			}
 		})
 	}
@@ -358,7 +362,7 @@ func TestScenario_anonymousSpares(t *testing.T) {
 // TestScenario_wantedByTwo: two machines want some device at once; each gets its own, or is told that there is none.
 func TestScenario_wantedByTwo(t *testing.T) {
 	kinds(t, func(b *bench) {
-		for range 5 {
+		for range 2 {
 			var wg sync.WaitGroup
 			for _, m := range []device.Machine{fabrictest.MachineOne, fabrictest.MachineTwo} {
 				wg.Go(func() { b.ensure(b.client(), fabric.KindAttach, fabric.Intent{Machine: m, Model: fabrictest.ModelA}) })
