@@ -138,13 +138,7 @@ func (w *blocks) complete(ctx context.Context, what, path, etag string, b block)
 		return &unit{path: path, etag: etag, fixed: true}, nil
 	}
 	parts, fault := each(ctx, b.processors, func(ctx context.Context, l link) (processor, *device.Fault) {
-		if l.raw != nil {
-			if p, err := decodeProcessor(l.raw); err == nil {
-				return p, nil
-			}
-		}
-		p, _, fault := read(ctx, w.c, "inventory", what, l.to, decodeProcessor)
-		return p, fault
+		return w.c.processor(ctx, what, l)
 	})
 	if fault != nil {
 		return nil, fault

@@ -42,6 +42,9 @@ type Config struct {
 	Credentials string
 	// Basic sends user and password with each request and makes no session. So does a service that has no sessions.
 	Basic bool
+	// NoIdentity is for a service whose processors have no UUID, or one that is not the GPU driver's: none is then taken for a
+	// GPU's identity.
+	NoIdentity bool
 
 	// TaskTimeout is how long the service may work on one change, Settle how long its list may lag behind one that is
 	// done, Poll how long to wait between two looks at a task where the service does not say. Zero is 5 min, 30 s and 2 s.
@@ -63,6 +66,7 @@ type Client struct {
 	clock        clock.WithTicker
 	rest         *rest.Client
 	basic        bool
+	noIdentity   bool
 	sessions     *rest.Tokens
 	closed       chan struct{}
 	closing      sync.Once
@@ -91,10 +95,10 @@ func New(cfg Config) (*Client, error) {
 		return nil, errors.New("Redfish credentials directory is empty") //nolint:staticcheck // a name
 	}
 	c := &Client{
-		endpoint: endpoint, dir: cfg.Credentials, basic: cfg.Basic, clock: cfg.Clock, poll: cmp.Or(cfg.Poll, defaultPoll),
+		endpoint: endpoint, dir: cfg.Credentials, basic: cfg.Basic, noIdentity: cfg.NoIdentity, clock: cfg.Clock, poll: cmp.Or(cfg.Poll, defaultPoll),
 		capabilities: fabric.Capabilities{
 			AddressableAttach: true, AddressableDetach: true, Free: fabric.FreeList, Asynchronous: true,
-			Exclusion: fabric.ExclusionMachine, Identity: true, Events: true,
+			Exclusion: fabric.ExclusionMachine, Identity: !cfg.NoIdentity, Events: true,
 			MaxCall: cmp.Or(cfg.TaskTimeout, defaultTaskTimeout), Settle: cmp.Or(cfg.Settle, defaultSettle),
 		},
 		closed: make(chan struct{}),

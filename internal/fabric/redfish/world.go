@@ -165,6 +165,21 @@ func (c *Client) readSystem(ctx context.Context, what, path string) placed {
 	return placed{s, d, fault}
 }
 
+// processor reads what is in a block, or at an endpoint, if it did not come in full with that.
+func (c *Client) processor(ctx context.Context, what string, l link) (processor, *device.Fault) {
+	p, err := decodeProcessor(l.raw)
+	if err != nil {
+		var fault *device.Fault
+		if p, _, fault = read(ctx, c, "inventory", what, l.to, decodeProcessor); fault != nil {
+			return p, fault
+		}
+	}
+	if c.noIdentity {
+		p.uuid = ""
+	}
+	return p, nil
+}
+
 // known is the system as it was read, nothing if it went meanwhile, or what is known of it from before: one that does not
 // answer for the moment is none that is not there.
 func (c *Client) known(path string, p placed) (system, *device.Fault) {

@@ -248,8 +248,7 @@ func (w *zones) unitOn(ctx context.Context, what, path string, all *chart) (*uni
 		return &unit{path: path, etag: d.etag(), fixed: true}, nil
 	}
 	parts, fault := each(ctx, e.entities, func(ctx context.Context, to string) (processor, *device.Fault) {
-		p, _, unread := read(ctx, w.c, "inventory", what, to, decodeProcessor)
-		return p, unread
+		return w.c.processor(ctx, what, link{to: to})
 	})
 	if fault != nil {
 		return nil, fault

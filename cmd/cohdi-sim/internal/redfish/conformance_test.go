@@ -49,6 +49,8 @@ type setting struct {
 	policies simapi.RedfishPolicies
 	random   bool
 	basic    bool
+	// nameless is a client that is told that GPUs have no identity.
+	nameless bool
 }
 
 // bench is a service with hands on its chassis.
@@ -126,7 +128,7 @@ func (b *bench) secret(name, content string) {
 // client is a new one each time, as each process has its own.
 func (b *bench) client() *client.Client {
 	b.t.Helper()
-	c, err := client.New(client.Config{Endpoint: b.server.URL, Credentials: b.dir, Basic: b.setting.basic, Poll: 100 * time.Millisecond, Settle: time.Second})
+	c, err := client.New(client.Config{Endpoint: b.server.URL, Credentials: b.dir, Basic: b.setting.basic, NoIdentity: b.setting.nameless, Poll: 100 * time.Millisecond, Settle: time.Second})
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -166,6 +168,7 @@ func settings() map[string]setting {
 			out["zones/"+forms+"/"+work] = setting{policies: simapi.RedfishPolicies{Variant: "zones", Forms: forms, Work: work}}
 		}
 	}
+	out["no identity"] = setting{policies: simapi.RedfishPolicies{Identity: "none"}, nameless: true}
 	for name, p := range map[string]simapi.RedfishPolicies{
 		"after task":      {AfterTask: "task"},
 		"task is gone":    {AfterTask: "gone"},

@@ -416,6 +416,17 @@ func TestScenario_identity(t *testing.T) {
 					t.Errorf("device %+v, want UUID %q", d, id)
 				}
 			}
+			b.setting.nameless = true
+			c := b.client()
+			lists, failed = c.ListAttached(t.Context(), []device.Machine{fabrictest.MachineOne})
+			if len(failed) > 0 || len(lists[fabrictest.MachineOne]) != 2 || c.Capabilities().Identity {
+				t.Fatalf("list = %v, %v", lists, failed)
+			}
+			for _, d := range lists[fabrictest.MachineOne] {
+				if d.UUID != "" {
+					t.Errorf("device %+v, though UUIDs are not to be believed", d)
+				}
+			}
 		})
 	}
 }
