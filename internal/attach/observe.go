@@ -101,7 +101,7 @@ func (s *Settings) EffectUntil(askedAt, foundAt time.Time, last *Result) time.Ti
 // refused: the last call was answered, and nothing happened.
 func (o *Observation) refused() bool { return o.Last.Refused() }
 
-// Refused: it was answered, and nothing happened. What keeps work that is not over is no refusal.
+// Refused tells whether it was answered, and nothing happened. What keeps work that is not over is no refusal.
 func (r *Result) Refused() bool {
 	return r != nil && r.Work == "" && r.Fault != nil && r.Fault.Definite()
 }

@@ -189,15 +189,6 @@ func (w *world) claimOf(pod string) *resourcev1.ResourceClaim {
 	return nil
 }
 
-// attached says what the Pod's claim still waits for.
-func (w *world) attached(pod string) error {
-	c := w.claimOf(pod)
-	if c == nil {
-		return fmt.Errorf("wait for Pod %s's claim to be attached: it has none", pod)
-	}
-	return saysAttached(c)
-}
-
 // claimAttached says what a claim still waits for.
 func (w *world) claimAttached(name string) error {
 	w.mu.Lock()
