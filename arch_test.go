@@ -36,11 +36,13 @@ const (
 var tiers = map[string]tier{
 	"internal/device": words,
 
-	"internal/attach": policy,
-	"internal/pool":   policy,
+	"internal/attach":  policy,
+	"internal/machine": policy,
+	"internal/pool":    policy,
 
 	"internal/fabric":        adapter,
 	"internal/hotplug":       adapter,
+	"internal/metal3":        adapter,
 	"internal/nvml":          adapter,
 	"internal/lease":         adapter,
 	"internal/claim":         adapter,
@@ -215,6 +217,8 @@ func TestMayImport(t *testing.T) {
 		{"internal/fabric/fti", "internal/lease", false},
 		{"internal/lease", "internal/claim", false},
 		{"internal/lease", "internal/pool", true},
+		{"internal/metal3", "internal/machine", true},
+		{"internal/machine", "internal/metal3", false},
 		{"internal/node", "internal/attach", true},
 		{"internal/node", "internal/lease", false},
 		{"internal/node", "internal/leader", false},
