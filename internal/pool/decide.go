@@ -327,7 +327,7 @@ func nodeRules() []nodeRule {
 		{
 			"MachineShared", true, func(c *place) bool { return c.w.shared(c.node) },
 			func(c *place) string {
-				return fmt.Sprintf("node %s and another say that they are on machine %s: the provider id, annotation or configuration of one is wrong", c.name, c.node.Machine)
+				return fmt.Sprintf("node %s is on machine %s as it says, and so is %s: what names the machine of one is wrong", c.name, c.node.Machine, c.w.others(c.node))
 			},
 			"Two agents would each take what comes to the machine for theirs, and detach it from under the other.",
 		},

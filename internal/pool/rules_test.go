@@ -555,3 +555,22 @@ func TestKeepFromTheEnd(t *testing.T) {
 		t.Errorf("usable (-want +got):\n%s", diff)
 	}
 }
+
+// Nodes that say that they are on one machine are named, each with the other.
+func TestSharedMachine(t *testing.T) {
+	w := calm()
+	w.with(node("n1", func(n *Node) { n.Machine = "m-n2" }))
+	p := Decide(w)
+	for _, want := range []string{
+		"node n1 is given nothing: node n2 is on machine m-n2, too, as it says",
+		"node n2 is given nothing: node n1 is on machine m-n2, too, as it says",
+	} {
+		if !slices.Contains(p.Notes, want) {
+			t.Errorf("notes %q lack %q", p.Notes, want)
+		}
+	}
+	w.Nodes = append(w.Nodes, Node{Name: "n9", Machine: "m-n2", Member: true})
+	if p = Decide(w); !slices.Contains(p.Notes, "node n9 is given nothing: node n1 (and 1 more) is on machine m-n2, too, as it says") {
+		t.Errorf("notes %q do not name three", p.Notes)
+	}
+}

@@ -196,10 +196,10 @@ type World struct {
 	UnneededSince map[device.Unit]time.Time
 	ForeignSince  map[string]time.Time
 
-	nodes     map[string]*Node           // by name
-	leasesOn  map[string][]*device.Lease // by node
-	nodesOf   map[device.Machine]int     // members that say that they are on it
-	nodeRules []nodeRule                 // made once, not for each node
+	nodes     map[string]*Node            // by name
+	leasesOn  map[string][]*device.Lease  // by node
+	nodesOf   map[device.Machine][]string // members that say that they are on it
+	nodeRules []nodeRule                  // made once, not for each node
 	foreign   []Foreign
 	foreignOn map[string]int // by node
 	notes     []string       // of what concerns no unit

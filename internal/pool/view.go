@@ -46,7 +46,7 @@ func views(w *World) []view {
 	w.notes = nil
 	for i := range w.Nodes {
 		if n := &w.Nodes[i]; n.Member && w.shared(n) {
-			w.note("node %s is given nothing: another node says that it is on machine %s, too", n.Name, n.Machine)
+			w.note("node %s is given nothing: %s is on machine %s, too, as it says", n.Name, w.others(n), n.Machine)
 		}
 	}
 	leases := map[device.Unit]*device.Lease{}
@@ -138,13 +138,13 @@ func (d *Demand) rank() int {
 // index makes Nodes and leases to be found by the node's name.
 func (w *World) index() {
 	w.nodes, w.leasesOn = make(map[string]*Node, len(w.Nodes)), map[string][]*device.Lease{}
-	w.nodesOf = make(map[device.Machine]int, len(w.Nodes))
+	w.nodesOf = make(map[device.Machine][]string, len(w.Nodes))
 	w.nodeRules = nodeRules()
 	for i := range w.Nodes {
 		n := &w.Nodes[i]
 		w.nodes[n.Name] = n
 		if n.Member {
-			w.nodesOf[n.Machine]++
+			w.nodesOf[n.Machine] = append(w.nodesOf[n.Machine], n.Name)
 		}
 	}
 	for i := range w.Leases {
@@ -156,7 +156,19 @@ func (w *World) index() {
 func (w *World) node(name string) *Node { return w.nodes[name] }
 
 // shared: another member says that it is on the same machine.
-func (w *World) shared(n *Node) bool { return n.Machine != "" && w.nodesOf[n.Machine] > 1 }
+func (w *World) shared(n *Node) bool { return n.Machine != "" && len(w.nodesOf[n.Machine]) > 1 }
+
+// others names the members that say that they are on the same machine, one of them if there are many.
+func (w *World) others(n *Node) string {
+	all := slices.DeleteFunc(slices.Clone(w.nodesOf[n.Machine]), func(name string) bool { return name == n.Name })
+	switch len(all) {
+	case 0:
+		return "no other node"
+	case 1:
+		return "node " + all[0]
+	}
+	return fmt.Sprintf("node %s (and %d more)", all[0], len(all)-1)
+}
 
 // serves tells whether the node can take part: a member of the fabric whose agent is there, or away no
 // longer than a rolling update takes.
