@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
@@ -124,8 +125,12 @@ func (f *fleet) agent(ctx context.Context, i int, cfg config.Config) (*agent, er
 	if err != nil {
 		return nil, err
 	}
+	dyn, err := dynamic.NewForConfig(api)
+	if err != nil {
+		return nil, err
+	}
 	log := klog.FromContext(ctx).WithValues("node", who.Node)
-	a, err := connect(klog.NewContext(ctx, log), o, cfg, cs)
+	a, err := connect(klog.NewContext(ctx, log), o, cfg, cs, dyn)
 	if err != nil {
 		return nil, err
 	}

@@ -10,11 +10,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"github.com/cohdi/cohdi-agent/internal/device"
 )
 
 // TestUsage: what a person got wrong is said in a line that names it, and is exit code 2.
@@ -115,42 +110,5 @@ func TestHelp(t *testing.T) {
 		if got := out.String(); strings.Contains(got, path+" [flags]") || !strings.Contains(got, path+" [command]") {
 			t.Errorf("help of %s:\n%s", path, got)
 		}
-	}
-}
-
-func TestMachineOf(t *testing.T) {
-	const (
-		first  = "11111111-1111-4111-8111-000000000001"
-		second = "22222222-2222-4222-8222-000000000002"
-		third  = "33333333-3333-4333-8333-000000000003"
-	)
-	configured := map[string]device.Machine{"n1": third}
-	for name, tc := range map[string]struct {
-		provider, annotation, node string
-		want                       device.Machine
-		fails                      string
-	}{
-		"provider id wins":                    {provider: "fsas-cdi://" + first, annotation: second, node: "n1", want: first},
-		"a cloud's provider id is no machine": {provider: "aws:///eu/i-0123", annotation: second, node: "n1", want: second},
-		"the configuration is last":           {node: "n1", want: third},
-		"a faulty annotation is not skipped":  {annotation: "rack 7", node: "n1", fails: "rack 7"},
-		"nothing says it":                     {provider: "aws:///eu/i-0123", node: "n2", fails: device.AnnotationMachine},
-	} {
-		t.Run(name, func(t *testing.T) {
-			n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: tc.node}, Spec: corev1.NodeSpec{ProviderID: tc.provider}}
-			if tc.annotation != "" {
-				n.Annotations = map[string]string{device.AnnotationMachine: tc.annotation}
-			}
-			got, err := machineOf(n, configured)
-			if tc.fails != "" {
-				if err == nil || !strings.Contains(err.Error(), tc.fails) {
-					t.Fatalf("error = %v, want one that names %q", err, tc.fails)
-				}
-				return
-			}
-			if err != nil || got != tc.want {
-				t.Errorf("machine = %s, %v; want %s", got, err, tc.want)
-			}
-		})
 	}
 }

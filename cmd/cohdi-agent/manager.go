@@ -109,23 +109,14 @@ func (m *manager) note(err error) {
 	}
 }
 
-// has tells whether the manager knows the machine, and on which of its fabrics.
-func (m *manager) has(ctx context.Context, machine device.Machine) (found bool, err error) {
-	var machines []fabric.Machine
+// machines are those that the manager knows, on whichever of its fabrics.
+func (m *manager) machines(ctx context.Context) (all []fabric.Machine, err error) {
 	err = m.time("Health", func() (err error) {
-		machines, err = m.Machines(ctx)
+		all, err = m.Machines(ctx)
 		return err
 	})
 	m.note(err)
-	if err != nil {
-		return false, err
-	}
-	for _, known := range machines {
-		if known.ID == machine {
-			return true, nil
-		}
-	}
-	return false, nil
+	return all, err
 }
 
 // managerOfNode is the manager as the node's loop needs it.

@@ -19,6 +19,7 @@ import (
 	"github.com/cohdi/cohdi-agent/internal/device"
 	"github.com/cohdi/cohdi-agent/internal/fabric"
 	"github.com/cohdi/cohdi-agent/internal/lease"
+	"github.com/cohdi/cohdi-agent/internal/machine"
 	"github.com/cohdi/cohdi-agent/internal/metrics"
 	"github.com/cohdi/cohdi-agent/internal/node"
 	"github.com/cohdi/cohdi-agent/internal/nodestatus"
@@ -45,7 +46,14 @@ type membership struct {
 	managers map[device.FabricID]*manager
 	look     chan struct{}
 	own      *ownPool
-	asked    time.Time // when recover asked; used by run's goroutine only
+
+	// The following is used by run's goroutine only.
+	asked time.Time // when recover asked
+	// evidence is what the present seat was found by; chain is what was found behind it and followed is when, nil if
+	// nothing was followed.
+	evidence machine.Evidence
+	chain    *machine.Chain
+	followed time.Time
 
 	mu     sync.Mutex // guards the following
 	loop   *node.Loop
@@ -54,6 +62,8 @@ type membership struct {
 	term   *term
 	// why says, in a word and a sentence, why the node is in no fabric.
 	why, whyNot string
+	// notes are what else names a machine of this node, though it does not count.
+	notes []string
 	// none: no fabric has this node's machine. placed: it was known once where the node belongs.
 	none, placed bool
 	// conflict: somebody else advertises this node's GPUs. looked: that was looked for.
@@ -61,7 +71,7 @@ type membership struct {
 }
 
 // notInFabric is why a node is in no fabric when every manager that could have it was asked.
-const notInFabric = "NotInFabric"
+const notInFabric = machine.NotInFabric
 
 func newMembership(a *agent, cfg config.Config) (*membership, error) {
 	m := &membership{a: a, cfg: cfg, managers: map[device.FabricID]*manager{}, look: make(chan struct{}, 1)}
@@ -153,8 +163,8 @@ func (m *membership) present() seat {
 	return m.seat
 }
 
-// find asks whose machine this node is. known is false where a manager could not be asked: the node then
-// stays where it is, or where its label says.
+// find looks for the machine and the fabric of this node. known is false where that cannot be said for the moment: the
+// node then stays where it is, or where its labels say.
 func (m *membership) find(ctx context.Context) (at seat, known bool) {
 	self, err := m.a.watch.Node(m.a.o.node)
 	if err != nil {
@@ -166,38 +176,87 @@ func (m *membership) find(ctx context.Context) (at seat, known bool) {
 		m.because(notInFabric, "no configured fabric selects this node")
 		return seat{}, true
 	}
-	machine, err := machineOf(self, m.cfg.Machines)
-	if err != nil {
-		m.because("MachineUnknown", err.Error())
-		return seat{}, true
-	}
-	if here.machine == machine && here.nodeUID == string(self.UID) {
+	evidence := evidenceOf(self, m.cfg.Machines)
+	if here != (seat{}) && here.nodeUID == string(self.UID) && evidence == m.evidence && !m.movedOn(ctx) {
 		m.recover(ctx, here)
 		return here, true // a machine does not change its fabric while it runs
 	}
-	asked := true
+	d := m.decide(ctx, &machine.Facts{
+		Evidence: evidence,
+		Was:      machine.Place{Fabric: device.FabricID(self.Labels[device.LabelFabric]), Machine: device.Machine(self.Labels[device.LabelMachine])},
+	}, self.Labels)
+	if d.Machine == "" {
+		m.because(d.Reason, d.Message)
+		return seat{}, !d.Passing
+	}
+	m.evidence = evidence
+	m.noted(d.Notes)
+	return seat{fabric: d.Fabric, machine: d.Machine, nodeUID: string(self.UID)}, true
+}
+
+// decide asks the managers what they list, follows the chain to the host if that is wanted, and makes sure that the
+// machine is no other Node's.
+func (m *membership) decide(ctx context.Context, facts *machine.Facts, labels map[string]string) machine.Decision {
+	facts.Listed = map[device.Machine][]device.FabricID{}
 	for id, manager := range m.managers {
-		if f, _ := m.cfg.Fabric(id); !f.Selects(self.Labels) {
+		if f, _ := m.cfg.Fabric(id); !f.Selects(labels) {
 			continue
 		}
 		call, cancel := context.WithTimeout(ctx, time.Minute)
-		has, err := manager.has(call, machine)
+		all, err := manager.machines(call)
 		cancel()
-		switch {
-		case err != nil && self.Labels[device.LabelFabric] == string(id):
-			return seat{fabric: id, machine: machine, nodeUID: string(self.UID)}, true
-		case err != nil:
-			asked = false
-		case has:
-			return seat{fabric: id, machine: machine, nodeUID: string(self.UID)}, true
+		if err != nil {
+			facts.Unasked = append(facts.Unasked, id)
+		}
+		for _, known := range all {
+			if !slices.Contains(facts.Listed[known.ID], id) {
+				facts.Listed[known.ID] = append(facts.Listed[known.ID], id)
+			}
 		}
 	}
-	if !asked {
-		m.because("Unreachable", "not every fabric manager could be asked whether it has machine "+string(machine))
-		return seat{}, false
+	d := machine.Decide(facts)
+	m.chain = nil
+	if d.Follow {
+		m.follow(ctx, facts)
+		d = machine.Decide(facts)
 	}
-	m.because(notInFabric, fmt.Sprintf("no configured fabric manager has machine %s", machine))
-	return seat{}, true
+	if d.Machine == "" || d.Machine == facts.Was.Machine {
+		return d // where two nodes say that they are there, the leader sees both
+	}
+	other, err := nodestatus.OnMachine(ctx, m.a.client, d.Machine, m.a.o.node)
+	switch {
+	case err != nil:
+		return machine.Decision{Reason: machine.Unknown, Passing: true, Message: err.Error()}
+	case other != "":
+		return machine.Decision{Reason: machine.Shared, Message: fmt.Sprintf(
+			"the node's %s names machine %s, on which node %s is already: what names the machine of one is wrong", d.By, d.Machine, other)}
+	}
+	return d
+}
+
+// follow follows the chain from the node to its host.
+func (m *membership) follow(ctx context.Context, facts *machine.Facts) {
+	start, _, ok := facts.Start()
+	if !ok {
+		return
+	}
+	c := m.a.chain.Follow(ctx, start)
+	facts.Chain, m.chain, m.followed = &c, &c, m.a.clock.Now()
+}
+
+// movedOn tells whether the chain by which the node has its place leads to another machine than it did. Nothing wakes
+// us when that happens, so it is followed anew now and then.
+func (m *membership) movedOn(ctx context.Context) bool {
+	if m.chain == nil || m.a.clock.Since(m.followed) < m.cfg.Timings.NodeList {
+		return false
+	}
+	before := m.chain
+	m.follow(ctx, &machine.Facts{Evidence: m.evidence})
+	if m.chain.Problem == "" && m.chain.Machine != before.Machine {
+		return true
+	}
+	m.chain = before
+	return false
 }
 
 // selected tells whether a fabric may have a node with these labels.
@@ -230,22 +289,33 @@ func (m *membership) because(why, whyNot string) {
 	m.why, m.whyNot = why, whyNot
 }
 
-// machineOf tells which machine a Node is: by its provider id, else its annotation, else the configuration.
-func machineOf(n *corev1.Node, configured map[string]device.Machine) (device.Machine, error) {
-	if m, err := device.MachineOfProviderID(n.Spec.ProviderID); err == nil {
+// noted remembers what else names a machine of this node.
+func (m *membership) noted(notes []string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.notes = notes
+}
+
+// evidenceOf is what a Node and the configuration say of the Node's machine.
+func evidenceOf(n *corev1.Node, all map[string]device.Machine) machine.Evidence {
+	text, annotated := n.Annotations[device.AnnotationMachine]
+	return machine.Evidence{
+		ProviderID: n.Spec.ProviderID, Annotation: text, Annotated: annotated, Configured: all[n.Name],
+		Object: n.Annotations[machine.AnnotationObject], SystemUUID: n.Status.NodeInfo.SystemUUID,
+	}
+}
+
+// machineOf tells a leader which machine a Node is: what the agent on it says. Agents before this one did not say it; what
+// they went by is on the Node, too.
+func machineOf(n *corev1.Node, all map[string]device.Machine) (device.Machine, error) {
+	if text, ok := n.Labels[device.LabelMachine]; ok {
+		return device.ParseMachine(text)
+	}
+	evidence := evidenceOf(n, all)
+	if m := evidence.Named(); m != "" {
 		return m, nil
 	}
-	if text, ok := n.Annotations[device.AnnotationMachine]; ok {
-		m, err := device.ParseMachine(text)
-		if err != nil {
-			return "", fmt.Errorf("annotation %s: %w", device.AnnotationMachine, err)
-		}
-		return m, nil
-	}
-	if m, ok := configured[n.Name]; ok {
-		return m, nil
-	}
-	return "", fmt.Errorf("the machine of this node is not known: its provider id %q is none, it has no annotation %s, and the configuration's machines do not name it", n.Spec.ProviderID, device.AnnotationMachine)
+	return "", fmt.Errorf("neither the label %s nor anything else of Node %s names its machine", device.LabelMachine, n.Name)
 }
 
 // sit starts the loops of a seat; the returned function ends them and waits for that.
@@ -253,12 +323,12 @@ func (m *membership) sit(ctx context.Context, at seat) func() {
 	m.mu.Lock()
 	m.seat, m.loop, m.term = at, nil, nil
 	m.mu.Unlock()
-	m.a.status.SetFabric(at.fabric)
+	m.a.status.SetPlace(at.fabric, at.machine)
 	if at.fabric == "" {
 		return func() {}
 	}
 	log := klog.FromContext(ctx).WithValues("fabric", at.fabric)
-	log.Info("This node is a member of a fabric", "machine", at.machine)
+	log.Info("This node is a member of a fabric", "machine", at.machine, "notes", m.notes)
 	ctx, cancel := context.WithCancel(klog.NewContext(ctx, log))
 	f, _ := m.cfg.Fabric(at.fabric)
 	var all sync.WaitGroup
@@ -306,7 +376,7 @@ func (m *membership) tellFabric() {
 
 func (m *membership) fabricCondition() nodestatus.Condition {
 	m.mu.Lock()
-	at, why, whyNot := m.seat, m.why, m.whyNot
+	at, why, whyNot, notes := m.seat, m.why, m.whyNot, m.notes
 	m.mu.Unlock()
 	c := nodestatus.Condition{Type: nodestatus.FabricReady, Status: corev1.ConditionFalse, Reason: why, Message: whyNot}
 	if at.fabric == "" {
@@ -333,6 +403,9 @@ func (m *membership) fabricCondition() nodestatus.Condition {
 	default:
 		c.Status, c.Reason = corev1.ConditionTrue, "Answers"
 		c.Message = fmt.Sprintf("the manager of fabric %s answers and has machine %s", at.fabric, at.machine)
+		if len(notes) > 0 {
+			c.Message += "; " + strings.Join(notes, "; ")
+		}
 	}
 	return c
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -26,6 +27,7 @@ import (
 	"github.com/cohdi/cohdi-agent/internal/hotplug"
 	"github.com/cohdi/cohdi-agent/internal/kubeletplugin"
 	"github.com/cohdi/cohdi-agent/internal/lease"
+	"github.com/cohdi/cohdi-agent/internal/metal3"
 	"github.com/cohdi/cohdi-agent/internal/metrics"
 	"github.com/cohdi/cohdi-agent/internal/node"
 	"github.com/cohdi/cohdi-agent/internal/nodestatus"
@@ -97,21 +99,25 @@ func run(ctx context.Context, o options) error {
 	return a.run(ctx)
 }
 
-func client(kubeconfig string) (kubernetes.Interface, error) {
+func client(kubeconfig string) (kubernetes.Interface, dynamic.Interface, error) {
 	cfg, err := rest.InClusterConfig()
 	if kubeconfig != "" {
 		cfg, err = clientcmd.BuildConfigFromFlags("", kubeconfig)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("find the API server: %w", err)
+		return nil, nil, fmt.Errorf("find the API server: %w", err)
 	}
 	cfg.UserAgent = "cohdi-agent/" + version
 	cfg.QPS, cfg.Burst = 50, 100
 	cs, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
-		return nil, fmt.Errorf("make a client of the API server: %w", err)
+		return nil, nil, fmt.Errorf("make a client of the API server: %w", err)
 	}
-	return cs, nil
+	dyn, err := dynamic.NewForConfig(cfg)
+	if err != nil {
+		return nil, nil, fmt.Errorf("make a client of the API server for other projects' objects: %w", err)
+	}
+	return cs, dyn, nil
 }
 
 // agent is everything of this process that lives as long as it does.
@@ -127,6 +133,7 @@ type agent struct {
 	status    *nodestatus.Publisher
 	leases    *lease.Store
 	leaseNews *pluginLeases
+	chain     *metal3.Reader
 
 	// This machine and its kubelet.
 	host    *host
@@ -151,7 +158,7 @@ type agent struct {
 }
 
 func newAgent(ctx context.Context, o options, cfg config.Config) (*agent, error) {
-	cs, err := client(o.kubeconfig)
+	cs, dyn, err := client(o.kubeconfig)
 	if err != nil {
 		return nil, err
 	}
@@ -159,7 +166,7 @@ func newAgent(ctx context.Context, o options, cfg config.Config) (*agent, error)
 	if err != nil {
 		return nil, fmt.Errorf("read the machine's boot id: %w", err)
 	}
-	a, err := connect(ctx, o, cfg, cs)
+	a, err := connect(ctx, o, cfg, cs, dyn)
 	if err != nil {
 		return nil, err
 	}
@@ -187,10 +194,10 @@ func newAgent(ctx context.Context, o options, cfg config.Config) (*agent, error)
 }
 
 // connect makes the part of an agent that speaks with the API server.
-func connect(ctx context.Context, o options, cfg config.Config, cs kubernetes.Interface) (*agent, error) {
+func connect(ctx context.Context, o options, cfg config.Config, cs kubernetes.Interface, dyn dynamic.Interface) (*agent, error) {
 	clk := clock.RealClock{}
 	a := &agent{
-		o: o, clock: clk, client: cs, metrics: metrics.New(build(), driverStates()),
+		o: o, clock: clk, client: cs, chain: metal3.New(dyn), metrics: metrics.New(build(), driverStates()),
 		fatal: make(chan error, 1), config: make(chan config.Config),
 	}
 	a.metrics.Configure(names(cfg))

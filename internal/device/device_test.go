@@ -128,14 +128,14 @@ func TestParseGPUUUID(t *testing.T) {
 	}
 }
 
-func TestMachineOfProviderID(t *testing.T) {
+func TestParseMachine(t *testing.T) {
 	const want = Machine("9b1d3e20-1111-4a6b-8c00-00000000a001")
-	for _, in := range []string{"fsas-cdi://" + string(want), "x:///a/b/" + strings.ToUpper(string(want)), string(want)} {
-		if got, err := MachineOfProviderID(in); err != nil || got != want {
-			t.Errorf("MachineOfProviderID(%q) = %q, %v", in, got, err)
+	for _, in := range []string{string(want), strings.ToUpper(string(want)) + " "} {
+		if got, err := ParseMachine(in); err != nil || got != want {
+			t.Errorf("ParseMachine(%q) = %q, %v", in, got, err)
 		}
 	}
-	if _, err := MachineOfProviderID("kind://docker/c/n1"); err == nil {
+	if _, err := ParseMachine("n1"); err == nil {
 		t.Error("a name passed as a machine")
 	}
 }

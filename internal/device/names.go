@@ -40,6 +40,8 @@ const (
 	AnnotationUninstalled = Driver + "/uninstalled"
 	// AnnotationMachine on a Node names its machine where the provider id does not.
 	AnnotationMachine = Driver + "/machine"
+	// LabelMachine on a Node says on which machine its agent works, whatever named it.
+	LabelMachine = Driver + "/machine"
 
 	// TaintKey is the key of every taint that the leader puts on an offer.
 	TaintKey = Driver + "/unavailable"
@@ -164,12 +166,6 @@ func ParseMachine(s string) (Machine, error) {
 		return "", fmt.Errorf("machine %q is not a UUID (8-4-4-4-12 hexadecimal digits)", s)
 	}
 	return Machine(m), nil
-}
-
-// MachineOfProviderID returns the machine that a Node's provider id names: the text after the last
-// slash ("fsas-cdi://<uuid>", "<any>:///x/<uuid>") or the bare UUID.
-func MachineOfProviderID(id string) (Machine, error) {
-	return ParseMachine(id[strings.LastIndexByte(id, '/')+1:])
 }
 
 // NodeLabelValue returns the node's name as a label value: itself, or, where it is longer than the 63

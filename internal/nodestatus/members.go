@@ -181,6 +181,22 @@ func (m *Members) agentRuns(node string) bool {
 	return false
 }
 
+// OnMachine names a Node other than self whose agent says that it works on the machine, "" if there is none. It asks
+// the API server, and blocks for that.
+func OnMachine(ctx context.Context, client kubernetes.Interface, machine device.Machine, self string) (string, error) {
+	const enough = 2 // self and one more
+	list, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: device.LabelMachine + "=" + string(machine), Limit: enough})
+	if err != nil {
+		return "", fmt.Errorf("look for other Nodes of machine %s: %w", machine, err)
+	}
+	for i := range list.Items {
+		if list.Items[i].Name != self {
+			return list.Items[i].Name, nil
+		}
+	}
+	return "", nil
+}
+
 func hasCondition(n *corev1.Node, t corev1.NodeConditionType, status corev1.ConditionStatus) bool {
 	for i := range n.Status.Conditions {
 		if n.Status.Conditions[i].Type == t {

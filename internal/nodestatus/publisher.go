@@ -53,7 +53,7 @@ type Condition struct {
 // longestMessage keeps a manager's page of HTML out of the Node object.
 const longestMessage = 1024
 
-// Publisher keeps the label and the conditions of this agent's own Node.
+// Publisher keeps the labels and the conditions of this agent's own Node.
 type Publisher struct {
 	client kubernetes.Interface
 	name   string
@@ -62,7 +62,7 @@ type Publisher struct {
 	poked  chan struct{}
 
 	mu         sync.Mutex // guards what follows
-	fabric     *device.FabricID
+	place      *place
 	conditions map[corev1.NodeConditionType]Condition
 	// written is the Node that the last write returned, and stale are the versions that it superseded: a
 	// cache that shows one of those lags.
@@ -81,10 +81,17 @@ func NewPublisher(client kubernetes.Interface, name string, node func(name strin
 	}
 }
 
-// SetFabric says which fabric the node belongs to; empty is none. Until it is called the label is left alone.
-func (p *Publisher) SetFabric(f device.FabricID) {
+// place is where the node belongs.
+type place struct {
+	fabric  device.FabricID
+	machine device.Machine
+}
+
+// SetPlace says which fabric the node belongs to and which machine it is there; empty is none. Until it is called the
+// labels are left alone.
+func (p *Publisher) SetPlace(f device.FabricID, m device.Machine) {
 	p.mu.Lock()
-	p.fabric = &f
+	p.place = &place{f, m}
 	p.mu.Unlock()
 	p.Poke()
 }
@@ -192,21 +199,24 @@ func (p *Publisher) wrote(before, after *corev1.Node) {
 
 func (p *Publisher) label(ctx context.Context, node *corev1.Node) (*corev1.Node, error) {
 	p.mu.Lock()
-	fabric := p.fabric
+	at := p.place
 	p.mu.Unlock()
-	if fabric == nil {
+	if at == nil {
 		return node, nil
 	}
 	change := map[string]*string{}
-	had, has := node.Labels[device.LabelFabric]
-	switch {
-	case *fabric == "" && has:
-		change[device.LabelFabric] = nil
-	case *fabric != "" && had != string(*fabric):
-		value := string(*fabric)
-		change[device.LabelFabric] = &value
+	moved := at.fabric == ""
+	for label, want := range map[string]string{device.LabelFabric: string(at.fabric), device.LabelMachine: string(at.machine)} {
+		had, has := node.Labels[label]
+		switch {
+		case want == "" && has:
+			change[label] = nil
+		case want != "" && had != want:
+			change[label] = &want
+		}
+		moved = moved || had != want && (has || label == device.LabelFabric)
 	}
-	if len(change) > 0 || *fabric == "" {
+	if moved {
 		// What a leader said of this Node ends with the membership: that leader no longer looks here.
 		for label := range node.Labels {
 			if leaders(label) {

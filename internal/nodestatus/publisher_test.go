@@ -70,31 +70,36 @@ func conditionsOf(n *corev1.Node) map[string]string {
 }
 
 func TestPublisherLabel(t *testing.T) {
+	const fabric, machine = device.LabelFabric, device.LabelMachine
+	attachable := device.Model("a100").AttachableLabel()
+	type labels = map[string]string
 	for _, tt := range []struct {
 		name   string
-		have   map[string]string
-		fabric device.FabricID
-		want   map[string]string
+		have   labels
+		place  place
+		want   labels
 		writes int
 	}{
-		{"set", map[string]string{"a": "b"}, "f1", map[string]string{"a": "b", device.LabelFabric: "f1"}, 1},
-		{"as it is", map[string]string{device.LabelFabric: "f1", device.LabelIdle: "true"}, "f1", map[string]string{device.LabelFabric: "f1", device.LabelIdle: "true"}, 0},
+		{"set", labels{"a": "b"}, place{"f1", "m1"}, labels{"a": "b", fabric: "f1", machine: "m1"}, 1},
+		{"as it is", labels{fabric: "f1", machine: "m1", device.LabelIdle: "true"}, place{"f1", "m1"}, labels{fabric: "f1", machine: "m1", device.LabelIdle: "true"}, 0},
 		{
 			"changed, with what the old leader said",
-			map[string]string{device.LabelFabric: "f0", device.LabelIdle: "true", device.Model("a100").AttachableLabel(): "true"},
-			"f1",
-			map[string]string{device.LabelFabric: "f1"},
+			labels{fabric: "f0", machine: "m1", device.LabelIdle: "true", attachable: "true"},
+			place{"f1", "m1"},
+			labels{fabric: "f1", machine: "m1"},
 			1,
 		},
+		{"another machine is another member", labels{fabric: "f1", machine: "m0", attachable: "true"}, place{"f1", "m1"}, labels{fabric: "f1", machine: "m1"}, 1},
 		{
-			"removed",
-			map[string]string{"a": "b", device.LabelFabric: "f0", device.Model("a100").AttachableLabel(): "true"},
-			"",
-			map[string]string{"a": "b"},
+			"an agent before this one did not say the machine",
+			labels{fabric: "f1", attachable: "true"},
+			place{"f1", "m1"},
+			labels{fabric: "f1", machine: "m1", attachable: "true"},
 			1,
 		},
-		{"nothing to remove", map[string]string{"a": "b"}, "", map[string]string{"a": "b"}, 0},
-		{"left over", map[string]string{device.LabelIdle: "true"}, "", nil, 1},
+		{"removed", labels{"a": "b", fabric: "f0", machine: "m1", attachable: "true"}, place{}, labels{"a": "b"}, 1},
+		{"nothing to remove", labels{"a": "b"}, place{}, labels{"a": "b"}, 0},
+		{"left over", labels{device.LabelIdle: "true"}, place{}, nil, 1},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c := fake.NewClientset(newNode(tt.have))
@@ -105,7 +110,7 @@ func TestPublisherLabel(t *testing.T) {
 			if w := writes(c); len(w) != 0 {
 				t.Errorf("wrote before anything was set: %v", w)
 			}
-			p.SetFabric(tt.fabric)
+			p.SetPlace(tt.place.fabric, tt.place.machine)
 			for range 2 {
 				if err := p.Step(t.Context()); err != nil {
 					t.Fatal(err)
@@ -217,7 +222,7 @@ func TestPublisherLaggingCache(t *testing.T) {
 	})
 	cached := old
 	p := NewPublisher(c, "n1", func(string) (*corev1.Node, error) { return cached, nil }, clocktesting.NewFakeClock(start))
-	p.SetFabric("f1")
+	p.SetPlace("f1", "m1")
 	if err := p.Step(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -260,7 +265,7 @@ func TestPublisherRunTriesAgain(t *testing.T) {
 	})
 	clk := clocktesting.NewFakeClock(start)
 	p := NewPublisher(c, "n1", live(t, c), clk)
-	p.SetFabric("f1")
+	p.SetPlace("f1", "m1")
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() {
@@ -347,5 +352,20 @@ func TestSetLabels(t *testing.T) {
 				t.Errorf("read back: idle %v, attachable (-want +got):\n%s", idle, diff)
 			}
 		})
+	}
+}
+
+func TestOnMachine(t *testing.T) {
+	here, there := newNode(map[string]string{device.LabelMachine: "m1"}), newNode(map[string]string{device.LabelMachine: "m2"})
+	there.Name = "n2"
+	c := fake.NewClientset(here, there)
+	for self, want := range map[string]string{"n1": "", "n2": "n1"} {
+		if got, err := OnMachine(t.Context(), c, "m1", self); err != nil || got != want {
+			t.Errorf("beside %s: %q, %v; want %q", self, got, err, want)
+		}
+	}
+	c.PrependReactor("list", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, errors.New("on fire") })
+	if got, err := OnMachine(t.Context(), c, "m1", "n1"); err == nil || !strings.Contains(err.Error(), "m1") {
+		t.Errorf("without an API server: %q, %v", got, err)
 	}
 }

@@ -45,6 +45,9 @@ func TestNodes(t *testing.T) {
 		{"another node does not say the fabric", c.other, patchNode(nodeHolder, label(device.LabelFabric, of)), "agent on it only"},
 		{"nobody writes a leader's label without fabric", c.leader, patchNode(nodeHolder, label(attachable, "true")), "has no leader"},
 		{"a node says its fabric", c.holder, patchNode(nodeHolder, label(device.LabelFabric, of)), ""},
+		{"and its machine", c.holder, patchNode(nodeHolder, label(device.LabelMachine, "11111111-1111-4111-8111-000000000001")), ""},
+		{"another node does not say the machine", c.other, patchNode(nodeHolder, label(device.LabelMachine, "22222222-2222-4222-8222-000000000002")), "agent on it only"},
+		{"nor does the leader", c.leader, patchNode(nodeHolder, label(device.LabelMachine, nil)), "agent on it only"},
 		{"another node says its own", c.other, patchNode(nodeOther, label(device.LabelFabric, string(otherFabric))), ""},
 		{"a node does not make itself attachable", c.holder, patchNode(nodeHolder, label(attachable, "true")), saysLeader},
 		{"nor through its status", c.holder, patchNode(nodeHolder, label(attachable, "true"), "status"), saysLeader},
@@ -68,6 +71,6 @@ func TestNodes(t *testing.T) {
 		{"other conditions are not ours", c.holder, patchNode(nodeHolder, condition("Ready"), "status"), "gpu.cohdi.io/* only"},
 		{"nor is the capacity", c.holder, patchNode(nodeHolder, object{"status": object{"capacity": object{"nvidia.com/gpu": "8"}}}, "status"), "conditions only"},
 		{"nor the addresses", c.holder, patchNode(nodeHolder, object{"status": object{"addresses": []object{{"type": "InternalIP", "address": "192.0.2.1"}}}}, "status"), "conditions only"},
-		{"a node leaves its fabric", c.holder, patchNode(nodeHolder, label(device.LabelFabric, nil)), ""},
+		{"a node leaves its fabric", c.holder, patchNode(nodeHolder, object{"metadata": object{"labels": object{device.LabelFabric: nil, device.LabelMachine: nil}}}), ""},
 	})
 }

@@ -37,7 +37,7 @@ const fabricsDir = "/etc/cohdi-agent/fabrics/"
 // Config is the agent's configuration with defaults filled in.
 type Config struct {
 	Fabrics []Fabric
-	// Machines names the machine of a Node whose provider id and annotation do not.
+	// Machines names the machines of Nodes that do not say it themselves.
 	Machines map[string]device.Machine
 	// BuiltIn lists, by Node, the addresses of GPUs that are part of it and of no pool, for where the fabric
 	// manager's list cannot tell.
