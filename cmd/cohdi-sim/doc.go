@@ -3,8 +3,8 @@
 // Command cohdi-sim is a chassis on your desk: pooled GPUs, machines to attach them to, the fabric manager that does it, and
 // for each machine the files that its kernel and its driver would show. It knows nothing of Kubernetes.
 //
-// What it simulates is outside of the agent: HTTPS APIs (an FM, and where they are given an address a CDIM in either dialect
-// and a Redfish service), sysfs files, character devices, the driver behind the test NVML library. It also judges: taking a
+// What it simulates is outside of the agent: HTTPS APIs (an FM, and where they are given an address a CDIM in either dialect,
+// a Redfish service and a Sunfish service), sysfs files, character devices, the driver behind the test NVML library. It also judges: taking a
 // device away that somebody has open is a violation that tests look for.
 //
 // The state survives a restart in the same directory, also one by SIGKILL. SIGTERM stops it.

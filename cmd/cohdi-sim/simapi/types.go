@@ -329,6 +329,8 @@ type Policies struct {
 	CDIM CDIMPolicies `json:"cdim,omitzero"`
 	// Redfish are those of a Redfish service alone.
 	Redfish RedfishPolicies `json:"redfish,omitzero"`
+	// Sunfish are those of a Sunfish service alone.
+	Sunfish SunfishPolicies `json:"sunfish,omitzero"`
 }
 
 // CMPolicies choose between the behaviours that a real cluster manager may have.
@@ -401,4 +403,16 @@ type RedfishPolicies struct {
 	Root string `json:"root,omitempty"`
 	// Events: sse or none.
 	Events string `json:"events,omitempty"`
+}
+
+// SunfishPolicies choose between the behaviours that a real Sunfish service may have.
+type SunfishPolicies struct {
+	// SameTarget, of a second Connection of a target: accept (it is taken, and does nothing) or reject.
+	SameTarget string `json:"sameTarget,omitempty"`
+	// SystemAnswer to a count that is written to the composition system: 200 or 204.
+	SystemAnswer string `json:"systemAnswer,omitempty"`
+	// Extension: the machines show their GPUs (on), or nothing (off).
+	Extension string `json:"extension,omitempty"`
+	// Offers: all, or systems alone, so that only the composition system is left.
+	Offers string `json:"offers,omitempty"`
 }

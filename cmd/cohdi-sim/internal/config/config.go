@@ -116,6 +116,8 @@ type Listen struct {
 	CDIMDirect string `json:"cdimDirect,omitempty"`
 	// Redfish is the Redfish service, over TLS. Empty is not served.
 	Redfish string `json:"redfish,omitempty"`
+	// Sunfish is where a Sunfish service listens, without TLS. Empty is not served.
+	Sunfish string `json:"sunfish,omitempty"`
 }
 
 // Credentials are what the password grant must present.
@@ -319,6 +321,10 @@ func policyOptions(p *simapi.Policies) []option {
 		{"redfish.errors", &p.Redfish.Errors, []string{"extended", "plain", "message"}},
 		{"redfish.root", &p.Redfish.Root, []string{"redirect", "same"}},
 		{"redfish.events", &p.Redfish.Events, []string{"sse", "none"}},
+		{"sunfish.sameTarget", &p.Sunfish.SameTarget, []string{"accept", "reject"}},
+		{"sunfish.systemAnswer", &p.Sunfish.SystemAnswer, []string{"200", "204"}},
+		{"sunfish.extension", &p.Sunfish.Extension, []string{"on", "off"}},
+		{"sunfish.offers", &p.Sunfish.Offers, []string{"all", "systems"}},
 	}
 }
 

@@ -35,6 +35,7 @@ import (
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/nvmlsock"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/procfs"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/redfish"
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/sunfish"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/tlsgen"
 )
 
@@ -57,11 +58,13 @@ type Simulator struct {
 
 	cdim    *cdim.Face    // nil where it is not served
 	redfish *redfish.Face // nil where it is not served
+	sunfish *sunfish.Face // the same
 
 	fm, control net.Listener
 	// gateway and direct are CDIM's, nil where they are not served.
 	gateway, direct net.Listener
 	composer        net.Listener // Redfish's, nil where it is not served
+	sunfishAt       net.Listener // nil where it is not served
 	serving         atomic.Bool
 	ctx             syncContext
 }
@@ -125,6 +128,15 @@ func New(ctx context.Context, cfg *config.Config, clk clock.WithTicker) (*Simula
 	}
 	if cfg.Listen.Redfish != "" {
 		s.redfish = redfish.New(ctx, redfish.Options{Core: s.core, Config: cfg, Faults: s.faults, Clock: clk})
+	}
+	if cfg.Listen.Sunfish != "" {
+		o := sunfish.Options{Core: s.core, Faults: s.faults, Clock: clk, Fabrics: cfg.Fabrics}
+		if !cfg.Ephemeral {
+			o.StatePath = filepath.Join(cfg.Dir, "sunfish.json")
+		}
+		if s.sunfish, err = sunfish.New(ctx, o); err != nil {
+			return nil, err
+		}
 	}
 	return s, s.listen()
 }
@@ -215,6 +227,7 @@ func (s *Simulator) listenOthers(secure *tls.Config) error {
 		{"CDIM", s.cfg.Listen.CDIM, false, &s.gateway},
 		{"CDIM", s.cfg.Listen.CDIMDirect, true, &s.direct},
 		{"Redfish service", s.cfg.Listen.Redfish, false, &s.composer},
+		{"Sunfish service", s.cfg.Listen.Sunfish, true, &s.sunfishAt},
 	} {
 		if l.address == "" {
 			continue
@@ -238,6 +251,9 @@ func (s *Simulator) CDIMDirectAddress() string { return addressOf(s.direct) }
 
 // RedfishAddress is where the Redfish service listens, "" where it does not.
 func (s *Simulator) RedfishAddress() string { return addressOf(s.composer) }
+
+// SunfishAddress is where the Sunfish service listens, "" where it does not.
+func (s *Simulator) SunfishAddress() string { return addressOf(s.sunfishAt) }
 
 func addressOf(l net.Listener) string {
 	if l == nil {
@@ -290,13 +306,16 @@ func (s *Simulator) Run(ctx context.Context) error {
 	if s.composer != nil {
 		servers = append(servers, server{s.composer, s.faults.Wrap("redfish", s.redfish.Handler())})
 	}
+	if s.sunfishAt != nil {
+		servers = append(servers, server{s.sunfishAt, s.faults.Wrap("sunfish", s.sunfish.Handler())})
+	}
 	for _, server := range servers {
 		g.Go(func() error { return serve(ctx, server.l, server.h) })
 	}
 	err := s.setReady(true)
 	if err == nil {
 		klog.FromContext(ctx).Info("Serving", "fm", s.FMAddress(), "cdim", s.CDIMAddress(), "cdimDirect", s.CDIMDirectAddress(),
-			"redfish", s.RedfishAddress(), "control", s.ControlAddress(), "dir", s.cfg.Dir)
+			"redfish", s.RedfishAddress(), "sunfish", s.SunfishAddress(), "control", s.ControlAddress(), "dir", s.cfg.Dir)
 		<-ctx.Done()
 	}
 	return errors.Join(err, s.stop(g))
@@ -328,7 +347,13 @@ func (s *Simulator) stop(g *errgroup.Group) error {
 	if s.redfish != nil {
 		s.redfish.Stop()
 	}
+	if s.sunfish != nil {
+		s.sunfish.Stop()
+	}
 	s.core.Close()
+	if s.sunfish != nil {
+		s.sunfish.Close()
+	}
 	if s.cdim != nil {
 		s.cdim.Close()
 	}

@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sunfish
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/config"
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/core"
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/fault"
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/simapi"
+	"github.com/cohdi/cohdi-agent/internal/device"
+	"github.com/cohdi/cohdi-agent/internal/fabric"
+	"github.com/cohdi/cohdi-agent/internal/fabric/fabrictest"
+	client "github.com/cohdi/cohdi-agent/internal/fabric/sunfish"
+)
+
+const chassis = `
+tenant: unused
+realm: unused
+credentials: {username: u, password: p, client_id: c, client_secret: s}
+fabrics: [{id: 0, uuid: f-0}]
+machines:
+  - {name: n1, uuid: ` + string(fabrictest.MachineOne) + `}
+  - {name: n2, uuid: ` + string(fabrictest.MachineTwo) + `}
+devices:
+  - {id: a, count: 2, model: ` + fabrictest.ModelA + `}
+  - {id: b, count: 1, model: ` + fabrictest.ModelB + `}
+timing: {attachDelay: 20ms, detachDelay: 10ms}
+`
+
+// The endpoints of the devices: by these the client knows them.
+const (
+	endpoints = base + "/Fabrics/f-0/Endpoints/"
+	firstA    = endpoints + "T-a-0"
+	secondA   = endpoints + "T-a-1"
+	onlyB     = endpoints + "T-b-0"
+
+	connections = base + "/Fabrics/f-0/Connections"
+)
+
+// bench is an installation with hands on its chassis.
+type bench struct {
+	t      *testing.T
+	cfg    *config.Config
+	core   *core.Core
+	faults *fault.Injector
+	face   *Face
+	server *httptest.Server
+	stale  time.Duration
+
+	mu sync.Mutex
+	// before is done once before the next Connection is asked for.
+	before func()
+}
+
+func newBench(t *testing.T, policies simapi.SunfishPolicies, stale time.Duration) *bench {
+	t.Helper()
+	cfg, err := config.Parse([]byte(chassis))
+	if err != nil {
+		t.Fatal(err)
+	}
+	clk := clock.RealClock{}
+	b := &bench{t: t, cfg: cfg, faults: fault.New(clk), stale: stale}
+	if b.core, err = core.New(t.Context(), cfg, core.Options{Clock: clk, Numbers: make([]core.Number, len(cfg.Devices))}); err != nil {
+		t.Fatal(err)
+	}
+	if err = b.core.SetPolicies(simapi.Policies{Sunfish: policies}); err != nil {
+		t.Fatal(err)
+	}
+	delay := simapi.Duration(stale)
+	b.core.SetTiming(simapi.Timing{StaleDelay: &delay})
+	if b.face, err = New(t.Context(), Options{Core: b.core, Faults: b.faults, Clock: clk, Fabrics: cfg.Fabrics, AgentTimeout: 2 * time.Second}); err != nil {
+		t.Fatal(err)
+	}
+	served := b.faults.Wrap("sunfish", b.face.Handler())
+	b.server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost {
+			b.mu.Lock()
+			do := b.before
+			b.before = nil
+			b.mu.Unlock()
+			if do != nil {
+				do()
+			}
+		}
+		served.ServeHTTP(w, r)
+	}))
+	t.Cleanup(func() {
+		b.server.Close()
+		for _, v := range b.core.Violations() {
+			if v.Kind == simapi.Invariant {
+				t.Errorf("the chassis is not in order: %+v", v)
+			}
+		}
+		b.face.Stop()
+		b.core.Close()
+		b.face.Close()
+	})
+	return b
+}
+
+// settle is how long the client gives the machines to show what was done.
+func (b *bench) settle() time.Duration { return 4*b.stale + 50*time.Millisecond }
+
+// client is a new one each time, as each process has its own.
+func (b *bench) client() *client.Client {
+	b.t.Helper()
+	c, err := client.New(client.Config{Endpoint: b.server.URL, PlainHTTP: true, Poll: 20 * time.Millisecond, Settle: b.settle()})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(func() {
+		if err := c.Close(b.t.Context()); err != nil {
+			b.t.Error(err)
+		}
+	})
+	return c
+}
+
+// TestFace_conformance lets the agent's client do everything that it can do, in each kind of installation.
+func TestFace_conformance(t *testing.T) {
+	for name, s := range map[string]struct {
+		policies simapi.SunfishPolicies
+		stale    time.Duration
+	}{
+		"as real":              {},
+		"machines that lag":    {stale: 100 * time.Millisecond},
+		"targets are checked":  {policies: simapi.SunfishPolicies{SameTarget: "reject"}},
+		"machines show no GPU": {policies: simapi.SunfishPolicies{Extension: "off"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			fabrictest.Run(t, func(t *testing.T) (fabric.Manager, fabrictest.Control) {
+				t.Helper()
+				b := newBench(t, s.policies, s.stale)
+				return b.client(), b
+			})
+		})
+	}
+}
+
+// Open: the service asks nobody who he is.
+func (*bench) Open() bool { return true }
+
+func (b *bench) Attached(m device.Machine) []string {
+	b.t.Helper()
+	v, err := b.core.Machine(string(m))
+	if err != nil {
+		return nil
+	}
+	var out []string
+	for _, d := range v.Listed {
+		out = append(out, endpoints+"T-"+d.ID)
+	}
+	slices.Sort(out)
+	return out
+}
+
+func (b *bench) FreeCount(model string) int {
+	b.t.Helper()
+	_, n, _, err := b.core.Free("n1", model)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return n
+}
+
+func (b *bench) Fate(f fabrictest.Fate) bool {
+	b.t.Helper()
+	const page = "<html><body>Bad gateway</body></html>"
+	blind := b.core.Policies().Sunfish.Extension == off
+	rule, ok := map[fabrictest.Fate]simapi.Fault{
+		fabrictest.Busy:           {Action: simapi.ActionStatus, Status: 429, Content: "slow down", ContentType: "text/plain"},
+		fabrictest.LostBefore:     {Action: simapi.ActionDropBefore},
+		fabrictest.LostAfter:      {Action: simapi.ActionDropAfter},
+		fabrictest.ErrorBefore:    {Action: simapi.ActionStatus, Status: 500},
+		fabrictest.ErrorAfter:     {Action: simapi.ActionStatusAfterEffect, Status: 502, Content: page, ContentType: "text/html"},
+		fabrictest.Truncated:      {Action: simapi.ActionReset},
+		fabrictest.NoWords:        {Action: simapi.ActionStatusAfterEffect, Status: 200},
+		fabrictest.Hang:           {Action: simapi.ActionHang},
+		fabrictest.WorkLostBefore: {Face: "agent", Action: simapi.ActionDropBefore},
+		fabrictest.WorkLostAfter:  {Face: "agent", Action: simapi.ActionDropAfter},
+	}[f]
+	switch {
+	case !ok:
+		return false
+	case f == fabrictest.WorkLostAfter && (blind || len(b.Attached(fabrictest.MachineOne)) > 0):
+		// Nothing shows what came; and what has gone stays connected until it is detached again: TestFace_copyStays.
+		return false
+	}
+	if rule.Face == "" {
+		rule.Face = "sunfish"
+	}
+	rule.Count, rule.Name, rule.Path = 1, string(f), "/Connections"
+	for _, method := range []string{http.MethodPost, http.MethodDelete} {
+		rule.Method = method
+		b.add(rule)
+	}
+	if f != fabrictest.Hang { // the caller may have given up before
+		b.t.Cleanup(func() {
+			hits := 0
+			for _, r := range b.faults.Rules() {
+				if r.Name == rule.Name {
+					hits += r.Hits
+				}
+			}
+			if hits != 1 {
+				b.t.Errorf("fate %s has met %d calls", f, hits)
+			}
+		})
+	}
+	return true
+}
+
+func (b *bench) add(f simapi.Fault) {
+	b.t.Helper()
+	if _, err := b.faults.Add(f); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *bench) FailReads(m device.Machine, fail bool) {
+	b.t.Helper()
+	const name = "reads"
+	if !fail {
+		b.faults.Clear(name)
+		return
+	}
+	rule := simapi.Fault{Name: name, Face: "sunfish", Method: "GET", Action: simapi.ActionStatus, Status: 500}
+	if m != "" {
+		v, err := b.core.Machine(string(m))
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		rule.Path = "/Systems/" + v.Name + "(/|$)"
+	}
+	b.add(rule)
+}
+
+func (b *bench) Shut() {
+	b.t.Helper()
+	if err := b.server.Listener.Close(); err != nil {
+		b.t.Fatal(err)
+	}
+	b.server.CloseClientConnections()
+}
+
+func (*bench) RefuseLogin() {}
+
+// person calls the service as an operator does, past all faults.
+func (b *bench) person(method, at, body string) (int, string) {
+	b.t.Helper()
+	rec := httptest.NewRecorder()
+	b.face.Handler().ServeHTTP(rec, httptest.NewRequestWithContext(b.t.Context(), method, at, strings.NewReader(body)))
+	return rec.Code, rec.Body.String()
+}
+
+// members lists a collection.
+func (b *bench) members(at string) []string {
+	b.t.Helper()
+	status, body := b.person(http.MethodGet, at, "")
+	var c struct {
+		Members []reference `json:"Members"`
+	}
+	if err := json.Unmarshal([]byte(body), &c); status != http.StatusOK || err != nil {
+		b.t.Fatalf("GET %s: %d %s", at, status, body)
+	}
+	out := []string{}
+	for _, m := range c.Members {
+		out = append(out, m.ID)
+	}
+	return out
+}
