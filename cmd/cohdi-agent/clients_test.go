@@ -23,11 +23,20 @@ func TestNewClient(t *testing.T) {
 		config.ManagerCDIM: {
 			AddressableAttach: true, AddressableDetach: true, Free: fabric.FreeList, Exclusion: fabric.ExclusionGlobal, Asynchronous: true,
 		},
+		config.ManagerRedfish: {
+			AddressableAttach: true, AddressableDetach: true, Free: fabric.FreeList, Exclusion: fabric.ExclusionMachine, Asynchronous: true, Identity: true, Events: true,
+		},
+		config.ManagerSunfish: {
+			AddressableAttach: true, AddressableDetach: true, Free: fabric.FreeList, Exclusion: fabric.ExclusionNone, Asynchronous: true, Identity: true,
+		},
 	} {
 		f := given
 		f.Manager = manager
-		if manager == config.ManagerCDIM {
-			f.Tenant, f.CDIM = "", &config.CDIM{Dialect: "oss", Gateway: "https://m", Login: "https://m"}
+		switch manager {
+		case config.ManagerCDIM:
+			f.CDIM = &config.CDIM{Dialect: "oss", Gateway: "https://m", Login: "https://m"}
+		case config.ManagerSunfish:
+			f.Sunfish = &config.Sunfish{Endpoint: "https://m"}
 		}
 		m, err := newClient(&f, clock.RealClock{}, nil)
 		if err != nil {
@@ -41,13 +50,13 @@ func TestNewClient(t *testing.T) {
 		if _, ok := m.(fabric.Limiter); ok != got.Limits {
 			t.Errorf("%s: it is a Limiter: %v, and says %v", manager, ok, got.Limits)
 		}
-		f.Tenant, f.CDIM = "", &config.CDIM{}
+		f.Tenant, f.Endpoint, f.CDIM, f.Sunfish = "", "", &config.CDIM{}, &config.Sunfish{}
 		if m, err := newClient(&f, clock.RealClock{}, nil); err == nil {
 			t.Errorf("%s: a client %v without what it needs", manager, m)
 		}
 	}
-	if n := len(clients()); n != 3 {
-		t.Errorf("%d kinds of managers, and 3 of them have a row here", n)
+	if n := len(clients()); n != 5 {
+		t.Errorf("%d kinds of managers, and 5 of them have a row here", n)
 	}
 	if _, err := newClient(&config.Fabric{Manager: "xx"}, clock.RealClock{}, nil); err == nil {
 		t.Error("a client for an unknown manager")

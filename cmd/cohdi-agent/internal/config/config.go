@@ -23,6 +23,9 @@ const (
 	ManagerCM = "cm"
 	// ManagerCDIM speaks the API of project-cdim and of the product that grew from it.
 	ManagerCDIM = "cdim"
+	// ManagerRedfish speaks Redfish to a service that composes, ManagerSunfish to a Sunfish service.
+	ManagerRedfish = "redfish"
+	ManagerSunfish = "sunfish"
 )
 
 // How many changing calls a manager takes for one machine at a time: one, or several.
@@ -57,11 +60,14 @@ type Config struct {
 type Fabric struct {
 	ID      device.FabricID
 	Manager string
-	// Endpoint is the manager's https URL without a path, Tenant a UUID; FM and CM have them.
+	// Endpoint is the https URL without a path of an FM, CM or Redfish service.
 	Endpoint string
-	Tenant   string
-	// CDIM says how that manager is reached; nil with any other.
-	CDIM *CDIM
+	// Tenant is a UUID; FM and CM have one.
+	Tenant string
+	// CDIM and Sunfish say how such a manager is reached, Redfish what is special of one; nil with any other.
+	CDIM    *CDIM
+	Redfish *Redfish
+	Sunfish *Sunfish
 	// Cluster is the UUID that a Cluster Manager has for the cluster; empty with any other manager.
 	Cluster string
 	// ManagerFabric is the manager's own number of the fabric.
@@ -95,6 +101,23 @@ type CDIM struct {
 	// ResourceGroups and Switch narrow the devices that may be attached, by the manager's names; all if empty.
 	ResourceGroups []string
 	Switch         string
+}
+
+// Redfish says what is special of a Redfish service.
+type Redfish struct {
+	// Basic sends user and password with each request, without a session.
+	Basic bool
+	// NoIdentities: its processors have no UUIDs, or others than the driver.
+	NoIdentities bool
+}
+
+// Sunfish says how a Sunfish service is reached.
+type Sunfish struct {
+	Endpoint string
+	// PlainHTTP accepts an http URL.
+	PlainHTTP bool
+	// Fabric is the Id of the one of its fabrics that counts, empty where there is one.
+	Fabric string
 }
 
 // Model is a kind of device in the pool.
@@ -218,18 +241,24 @@ func defaults() Config {
 
 // Address is where the manager is, which fabrics that share it have in common.
 func (f *Fabric) Address() string {
-	if f.CDIM == nil {
-		return f.Endpoint
+	switch {
+	case f.CDIM != nil:
+		return cmp.Or(f.CDIM.Gateway, f.CDIM.LayoutApply)
+	case f.Sunfish != nil:
+		return f.Sunfish.Endpoint
 	}
-	return cmp.Or(f.CDIM.Gateway, f.CDIM.LayoutApply)
+	return f.Endpoint
 }
 
 // usual is how long a kind of manager may work on one call, and how long that may take effect after it has ended. Most
 // answer when the hardware is done, or soon after. The inventory of a CDIM follows a job by an event, or, if that is
 // lost, by its look every 10 minutes.
 func usual(manager string) (call, settle time.Duration) {
-	if manager == ManagerCDIM {
+	switch manager {
+	case ManagerCDIM:
 		return 5 * time.Minute, 11 * time.Minute
+	case ManagerRedfish:
+		return 5 * time.Minute, time.Minute
 	}
 	return 3 * time.Minute, time.Minute
 }

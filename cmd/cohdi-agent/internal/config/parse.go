@@ -22,6 +22,7 @@ import (
 
 	"github.com/cohdi/cohdi-agent/internal/device"
 	"github.com/cohdi/cohdi-agent/internal/fabric/cdim"
+	"github.com/cohdi/cohdi-agent/internal/fabric/sunfish"
 )
 
 // Limits of what the API server takes.
@@ -177,7 +178,9 @@ func (r *reader) fabrics(f field) []Fabric {
 }
 
 // managers are the kinds of managers.
-func managers() []string { return []string{ManagerFM, ManagerCM, ManagerCDIM} }
+func managers() []string {
+	return []string{ManagerFM, ManagerCM, ManagerCDIM, ManagerRedfish, ManagerSunfish}
+}
 
 // own checks the fields that only some kinds of managers have, or need; at is where they stand.
 func (r *reader) own(f field, manager string, at map[string]field) {
@@ -187,12 +190,14 @@ func (r *reader) own(f field, manager string, at map[string]field) {
 		kinds []string
 		needs bool
 	}{
-		{"endpoint", fti, true},
+		{"endpoint", append(slices.Clone(fti), ManagerRedfish), true},
 		{"tenant", fti, true},
 		{"managerFabric", fti, false},
 		{"exclusion", fti, false},
 		{"cluster", []string{ManagerCM}, true},
 		{"cdim", []string{ManagerCDIM}, true},
+		{"redfish", []string{ManagerRedfish}, false},
+		{"sunfish", []string{ManagerSunfish}, true},
 	} {
 		where, present := at[o.name]
 		has := slices.Contains(o.kinds, manager)
@@ -203,6 +208,39 @@ func (r *reader) own(f field, manager string, at map[string]field) {
 			r.say(where, "is a field of manager: %s alone", strings.Join(o.kinds, " and "))
 		}
 	}
+}
+
+// redfish reads what is special of a Redfish service.
+func (r *reader) redfish(f field) *Redfish {
+	var s Redfish
+	r.object(f, map[string]func(field){
+		"basic":        func(f field) { r.yes(f, &s.Basic) },
+		"noIdentities": func(f field) { r.yes(f, &s.NoIdentities) },
+	})
+	return &s
+}
+
+// sunfish reads how a Sunfish service is reached.
+func (r *reader) sunfish(f field) *Sunfish {
+	var s Sunfish
+	present := r.object(f, map[string]func(field){
+		"endpoint":  func(f field) { s.Endpoint = r.filled(f, "a URL of the form https://host[:port]") },
+		"plainHTTP": func(f field) { r.yes(f, &s.PlainHTTP) },
+		"fabric":    func(f field) { s.Fabric = r.filled(f, "the Id of a fabric at the service") },
+	})
+	r.require(f, present, "endpoint")
+	if s.Endpoint != "" {
+		// What its URL may be, the client knows.
+		if _, err := sunfish.New(s.Client()); err != nil {
+			r.say(f, "%v", err)
+		}
+	}
+	return &s
+}
+
+// Client is the client's configuration, without what any fabric has.
+func (s *Sunfish) Client() sunfish.Config {
+	return sunfish.Config{Endpoint: s.Endpoint, PlainHTTP: s.PlainHTTP, Fabric: s.Fabric}
 }
 
 // cdim reads how a CDIM is reached.
@@ -256,6 +294,8 @@ func (r *reader) fabric(f field) (Fabric, field) {
 		"tenant":        keep("tenant", func(f field) { fabric.Tenant = r.uuid(f, "the tenant's UUID at the manager") }),
 		"cluster":       keep("cluster", func(f field) { fabric.Cluster = r.uuid(f, "the cluster's UUID at the manager") }),
 		"cdim":          keep("cdim", func(f field) { fabric.CDIM = r.cdim(f) }),
+		"redfish":       keep("redfish", func(f field) { fabric.Redfish = r.redfish(f) }),
+		"sunfish":       keep("sunfish", func(f field) { fabric.Sunfish = r.sunfish(f) }),
 		"managerFabric": keep("managerFabric", func(f field) { r.number(f, &fabric.ManagerFabric, 0, 1<<31-1) }),
 		"credentials":   func(f field) { fabric.Credentials = r.directory(f) },
 		"callTimeout":   func(f field) { r.duration(f, &fabric.CallTimeout, time.Second, time.Hour) },

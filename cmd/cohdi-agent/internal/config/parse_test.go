@@ -181,11 +181,56 @@ func TestParseCDIMErrors(t *testing.T) {
 	}
 }
 
+// TestParseRedfishAndSunfish: fabrics of such services.
+func TestParseRedfishAndSunfish(t *testing.T) {
+	got, err := Parse([]byte(head+`fabrics:
+- id: a
+  manager: redfish
+  endpoint: https://r:8443
+  redfish: {basic: true, noIdentities: true}
+  models: [{name: a100, fabricModel: A}]
+- id: b
+  manager: sunfish
+  sunfish: {endpoint: "http://s:5000", plainHTTP: true, fabric: PCIe}
+  models: [{name: a100, fabricModel: A}]
+`), "config.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := defaults()
+	want.Fabrics = []Fabric{
+		{
+			ID: "a", Manager: ManagerRedfish, Endpoint: "https://r:8443", Redfish: &Redfish{Basic: true, NoIdentities: true}, Credentials: "/etc/cohdi-agent/fabrics/a",
+			CallTimeout: 5 * time.Minute, Exclusion: ExclusionMachine, Settle: time.Minute, Models: []Model{{Name: "a100", FabricModel: "A"}},
+		},
+		{
+			ID: "b", Manager: ManagerSunfish, Sunfish: &Sunfish{Endpoint: "http://s:5000", PlainHTTP: true, Fabric: "PCIe"}, Credentials: "/etc/cohdi-agent/fabrics/b",
+			CallTimeout: 3 * time.Minute, Exclusion: ExclusionMachine, Settle: time.Minute, Models: []Model{{Name: "a100", FabricModel: "A"}},
+		},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("config (-want +got):\n%s", diff)
+	}
+	for _, tc := range []struct{ fields, want string }{
+		{"manager: sunfish\n", "the field sunfish is missing, which manager: sunfish needs"},
+		{"manager: sunfish\n  sunfish: {endpoint: \"http://s\"}\n", "fabrics[0].sunfish: "},
+		{"manager: sunfish\n  sunfish: {plainHTTP: true}\n", "fabrics[0].sunfish: the field endpoint is missing"},
+		{"manager: redfish\n", "the field endpoint is missing, which manager: redfish needs"},
+		{"manager: redfish\n  endpoint: https://r\n  sunfish: {endpoint: \"https://s\"}\n", "fabrics[0].sunfish: is a field of manager: sunfish alone"},
+		{"manager: redfish\n  endpoint: https://r\n  redfish: {basic: perhaps}\n", "fabrics[0].redfish.basic: is \"perhaps\", must be true or false"},
+	} {
+		_, err := Parse([]byte(head+"fabrics:\n- id: lab\n  "+tc.fields+"  models: [{name: a100, fabricModel: A}]\n"), "c.yaml")
+		if err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s:\n  error %v\n  want %s", tc.fields, err, tc.want)
+		}
+	}
+}
+
 // TestParseChassis: the demonstration's configurations, one for each kind of manager that has a chassis.
 func TestParseChassis(t *testing.T) {
 	const root = "../../../.."
 	kinds, err := chassis.Managers(root)
-	if err != nil || len(kinds) < 3 {
+	if err != nil || len(kinds) < 5 {
 		t.Fatalf("managers %v, %v", kinds, err)
 	}
 	for _, manager := range kinds {
@@ -264,7 +309,7 @@ func TestParseErrors(t *testing.T) {
 		{"null", "managerFabric: 3", "managerFabric:", "c.yaml:8: fabrics[0].managerFabric: is empty, must be a whole number from 0 to 2147483647; leave the field out for its default"},
 		{"id with a dash", `id: "0"`, "id: rack-1", `c.yaml:4: fabrics[0].id: is "rack-1", must be 1 to 20 lower-case letters and digits`},
 		{"id too long", `id: "0"`, "id: abcdefghijklmnopqrstu", `c.yaml:4: fabrics[0].id: is "abcdefghijklmnopqrstu", must be 1 to 20 lower-case letters and digits`},
-		{"manager", "manager: fm", "manager: xx", `c.yaml:5: fabrics[0].manager: is "xx", must be "fm" or "cm" or "cdim"`},
+		{"manager", "manager: fm", "manager: xx", `c.yaml:5: fabrics[0].manager: is "xx", must be "fm" or "cm" or "cdim" or "redfish" or "sunfish"`},
 		{"no cluster", "manager: fm", "manager: cm", "c.yaml:4: fabrics[0]: the field cluster is missing, which manager: cm needs"},
 		{"cluster of another manager", "managerFabric: 3", "cluster: 3b5d7a52-0000-4000-8000-0000000000c1", "c.yaml:8: fabrics[0].cluster: is a field of manager: cm alone"},
 		{"cluster's name", "managerFabric: 3", "cluster: lab", `c.yaml:8: fabrics[0].cluster: is "lab", must be the cluster's UUID at the manager`},

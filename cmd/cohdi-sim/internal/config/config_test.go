@@ -17,7 +17,7 @@ const demo = "../../../../test/chassis/demo.yaml"
 func TestParseManagers(t *testing.T) {
 	const root = "../../../.."
 	kinds, err := chassis.Managers(root)
-	if err != nil || len(kinds) < 3 {
+	if err != nil || len(kinds) < 5 {
 		t.Fatalf("managers %v, %v", kinds, err)
 	}
 	for _, manager := range kinds {
@@ -33,7 +33,7 @@ func TestParseManagers(t *testing.T) {
 			t.Errorf("%s: %v", files.Chassis, err)
 		}
 	}
-	if _, err := chassis.Files(root, "none"); err == nil || !strings.Contains(err.Error(), "there are cdim, cm, fm") {
+	if _, err := chassis.Files(root, "none"); err == nil || !strings.Contains(err.Error(), "there are cdim, cm, fm, redfish, sunfish") {
 		t.Errorf("error = %v", err)
 	}
 }
