@@ -66,6 +66,8 @@ type Store struct {
 	mu      sync.Mutex // guards the following
 	refused error
 	at      time.Time
+	// decoded are the leases as they were last read, by name.
+	decoded map[string]decoded
 }
 
 // NewNodeStore makes the Store of a holder: the leases that name the node, on any fabric.
@@ -200,17 +202,34 @@ func (s *Store) Unreadable() []*DecodeError {
 	return bad
 }
 
+// decoded is what a stored object says; the object never changes.
+type decoded struct {
+	obj   *coordinationv1.Lease
+	lease device.Lease
+	bad   *DecodeError
+}
+
+// read decodes what has changed since the last time.
 func (s *Store) read() (leases []device.Lease, bad []*DecodeError) {
-	for _, obj := range s.overlay.over(s.cached()) {
-		l, err := decode(obj)
-		var unreadable *DecodeError
-		switch {
-		case errors.As(err, &unreadable):
-			bad = append(bad, unreadable)
-		case err == nil:
-			leases = append(leases, l)
+	objs := s.overlay.over(s.cached())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := make(map[string]decoded, len(objs))
+	for _, obj := range objs {
+		d, known := s.decoded[obj.Name]
+		if !known || d.obj != obj {
+			l, err := decode(obj)
+			d = decoded{obj: obj, lease: l}
+			errors.As(err, &d.bad)
+		}
+		now[obj.Name] = d
+		if d.bad != nil {
+			bad = append(bad, d.bad)
+		} else {
+			leases = append(leases, d.lease)
 		}
 	}
+	s.decoded = now
 	return leases, bad
 }
 

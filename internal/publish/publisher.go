@@ -51,10 +51,14 @@ type Publisher struct {
 	o        Options
 	informer cache.SharedIndexInformer
 	poked    chan struct{}
+	seen     map[string]seenAs // used by Run's goroutine only
 
 	mu sync.Mutex // guards the following
 	// want is what Publish asked for, nil before that; sent is what the controller was last given.
 	want, sent []resourceslice.Slice
+	// offers are what Publish was last given, laid how they were laid out.
+	offers pool.Offers
+	laid   []resourceslice.Slice
 	// use is what the API server lets us do with the pool.
 	use use
 }
@@ -82,7 +86,7 @@ func (u use) fit(want []resourceslice.Slice) []resourceslice.Slice {
 
 // New returns a Publisher; Run starts it.
 func New(o Options) (*Publisher, error) {
-	p := &Publisher{o: o, poked: make(chan struct{}, 1)}
+	p := &Publisher{o: o, poked: make(chan struct{}, 1), seen: map[string]seenAs{}}
 	p.informer = resourceinformers.NewFilteredResourceSliceInformer(o.Client, 0, cache.Indexers{}, func(l *metav1.ListOptions) {
 		l.FieldSelector = fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorDriver, device.Driver).String()
 	})
@@ -114,10 +118,10 @@ func (p *Publisher) poke() {
 
 // Publish asks for the pool to be as the offers say.
 func (p *Publisher) Publish(_ context.Context, o pool.Offers) {
-	want := Slices(o)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	want = p.use.fit(want)
+	p.offers, p.laid = o, relayout(p.offers, p.laid, o)
+	want := p.use.fit(p.laid)
 	if p.want != nil && same(p.want, want) {
 		return
 	}
@@ -213,12 +217,12 @@ func (p *Publisher) first(ctx context.Context) (start []resourceslice.Slice, ok 
 func (p *Publisher) next(ctx context.Context) (step []resourceslice.Slice, ok bool) {
 	for {
 		p.mu.Lock()
-		if step, ok = oneStep(p.sent, p.want); ok {
-			p.sent = step
-			p.mu.Unlock()
+		p.sent, ok = oneStep(p.sent, p.want)
+		step = p.sent
+		p.mu.Unlock()
+		if ok {
 			return step, true
 		}
-		p.mu.Unlock()
 		if !p.wait(ctx) {
 			return nil, false
 		}
@@ -240,14 +244,24 @@ func oneStep(from, to []resourceslice.Slice) (step []resourceslice.Slice, ok boo
 	if len(from) != len(to) {
 		return to, true
 	}
+	step = slices.Clone(from)
 	for i := range to {
-		if !apiequality.Semantic.DeepEqual(from[i], to[i]) {
-			step = slices.Clone(from)
-			step[i] = to[i]
+		same := identical(&from[i], &to[i]) || apiequality.Semantic.DeepEqual(from[i], to[i])
+		step[i] = to[i] // where they are the same, too, so that this is seen at a glance the next time
+		if !same {
 			return step, true
 		}
 	}
-	return nil, false
+	return step, false
+}
+
+// identical: they are the very same in memory, and nobody changes a slice once it is laid out.
+func identical(a, b *resourceslice.Slice) bool {
+	return sameArray(a.Devices, b.Devices) && sameArray(a.SharedCounters, b.SharedCounters)
+}
+
+func sameArray[T any](a, b []T) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }
 
 func same(a, b []resourceslice.Slice) bool {
@@ -281,10 +295,28 @@ func (p *Publisher) isShown() bool {
 		return false
 	}
 	for i, s := range shown {
-		if int(s.Spec.Pool.ResourceSliceCount) != len(sent) || !resourceslice.DevicesDeepEqual(s.Spec.Devices, sent[i].Devices) {
+		if int(s.Spec.Pool.ResourceSliceCount) != len(sent) || !p.shows(s, &sent[i]) {
 			return false
 		}
 	}
+	return true
+}
+
+// seenAs is a slice of the API server that was found to be one that was sent.
+type seenAs struct {
+	shown *resourceapi.ResourceSlice
+	sent  resourceslice.Slice
+}
+
+// shows tells whether a slice is shown as it was sent. What was compared once is not compared again.
+func (p *Publisher) shows(s *resourceapi.ResourceSlice, sent *resourceslice.Slice) bool {
+	if known, ok := p.seen[s.Name]; ok && known.shown == s && identical(&known.sent, sent) {
+		return true
+	}
+	if !resourceslice.DevicesDeepEqual(s.Spec.Devices, sent.Devices) {
+		return false
+	}
+	p.seen[s.Name] = seenAs{s, *sent}
 	return true
 }
 

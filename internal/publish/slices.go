@@ -25,6 +25,12 @@ const (
 
 // Slices lays the pool out: counter slices, then the ready slices, then the fabric slices.
 func Slices(o pool.Offers) []resourceslice.Slice {
+	return relayout(pool.Offers{}, nil, o)
+}
+
+// relayout lays the pool out anew, and takes over those of the former slices whose offers are still the same: that is
+// cheaper to find out here than from what is published, and most steps change one entry or none.
+func relayout(was pool.Offers, laid []resourceslice.Slice, o pool.Offers) []resourceslice.Slice {
 	set := make(map[device.Unit]string, len(o.Units))
 	var all []resourceslice.Slice
 	for i := range slices.Chunk(o.Units, setsPerSlice*countersPerSet) {
@@ -42,8 +48,18 @@ func Slices(o pool.Offers) []resourceslice.Slice {
 		}
 		all = append(all, resourceslice.Slice{SharedCounters: sets, PerDeviceNodeSelection: new(true)})
 	}
-	for _, kind := range [][][]pool.Offer{o.Ready, o.OnCall} {
-		for _, offers := range kind {
+	alike := was.Fabric == o.Fabric && slices.Equal(was.Units, o.Units) && len(was.Ready) == len(o.Ready) && len(was.OnCall) == len(o.OnCall) &&
+		len(laid) == len(all)+len(o.Ready)+len(o.OnCall)
+	if alike {
+		copy(all, laid)
+	}
+	before := slices.Concat(was.Ready, was.OnCall)
+	for k, kind := range [][][]pool.Offer{o.Ready, o.OnCall} {
+		for n, offers := range kind {
+			if alike && slices.EqualFunc(before[k*len(o.Ready)+n], offers, sameOffer) {
+				all = append(all, laid[len(all)])
+				continue
+			}
 			s := resourceslice.Slice{PerDeviceNodeSelection: new(true)}
 			for i := range offers {
 				s.Devices = append(s.Devices, entry(o.Fabric, &offers[i], set))
@@ -52,6 +68,11 @@ func Slices(o pool.Offers) []resourceslice.Slice {
 		}
 	}
 	return all
+}
+
+func sameOffer(a, b pool.Offer) bool {
+	return a.Name == b.Name && a.Model == b.Model && a.Ready == b.Ready && a.Node == b.Node && a.Effect == b.Effect && a.Why == b.Why &&
+		slices.Equal(a.Units, b.Units) && maps.Equal(a.Attributes, b.Attributes)
 }
 
 // one is what a unit's counter holds and what each of its entries takes.
