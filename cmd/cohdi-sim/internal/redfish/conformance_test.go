@@ -5,8 +5,8 @@ package redfish
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
-	"encoding/pem"
 	"flag"
 	"net/http"
 	"net/http/httptest"
@@ -22,6 +22,7 @@ import (
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/config"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/core"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/fault"
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/tlsgen"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/simapi"
 	"github.com/cohdi/cohdi-agent/internal/device"
 	"github.com/cohdi/cohdi-agent/internal/fabric"
@@ -64,6 +65,8 @@ type bench struct {
 	server  *httptest.Server
 	dir     string
 	shut    atomic.Bool
+	// asked counts the requests for a change of what is attached that reached the service.
+	asked atomic.Int32
 	// before is called with each request before it is answered.
 	before atomic.Pointer[func(r *http.Request)]
 }
@@ -103,17 +106,25 @@ func newBenchOf(t *testing.T, s setting, cfg *config.Config) *bench {
 		b.face.Close()
 	})
 	handler := b.face.Handler()
-	b.server = httptest.NewTLSServer(b.faults.Wrap("redfish", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	b.dir = t.TempDir()
+	cert, err := tlsgen.Server(b.dir, []string{"127.0.0.1"}, clk.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.server = httptest.NewUnstartedServer(b.faults.Wrap("redfish", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if f := b.before.Load(); f != nil {
 			(*f)(r)
 		}
+		if r.Method == http.MethodPatch || r.Method == http.MethodPost && r.URL.Path != b.face.names.sessions() {
+			b.asked.Add(1)
+		}
 		handler.ServeHTTP(w, r)
 	})))
+	b.server.TLS = &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
+	b.server.StartTLS()
 	t.Cleanup(b.server.Close)
-	b.dir = t.TempDir()
 	b.secret("username", cfg.Credentials.Username)
 	b.secret("password", cfg.Credentials.Password)
-	b.secret("ca.crt", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: b.server.Certificate().Raw})))
 	return b
 }
 
@@ -231,14 +242,16 @@ func (b *bench) Attached(m device.Machine) []string {
 
 // rest waits until nothing is under way.
 func (b *bench) rest() {
-	for clk := (clock.RealClock{}); ; clk.Sleep(5 * time.Millisecond) {
-		b.face.mu.Lock()
-		n := len(b.face.coming)
-		b.face.mu.Unlock()
-		if n == 0 {
-			return
-		}
+	for clk := (clock.RealClock{}); b.busy(); {
+		clk.Sleep(5 * time.Millisecond)
 	}
+}
+
+// busy tells whether something is under way.
+func (b *bench) busy() bool {
+	b.face.mu.Lock()
+	defer b.face.mu.Unlock()
+	return len(b.face.coming) > 0
 }
 
 func (b *bench) FreeCount(model string) int {
