@@ -805,3 +805,26 @@ func TestWatch_none(t *testing.T) {
 	s.set("GET /redfish/v1/", says(200, `{"Systems":{"@odata.id":"/s"}}`))
 	wantFault(t, s.client(nil, false).Watch(t.Context(), func() { t.Error("poked") }), device.FaultUnsupported, "no stream")
 }
+
+// TestLook_tear: what ends between two reads is not taken for what has not come about.
+func TestLook_tear(t *testing.T) {
+	s := newService(t)
+	composed := strings.NewReplacer("Unused", "Composed", `Compositions":0`, `Compositions":1`).Replace(gpu)
+	ends := func(w http.ResponseWriter, r *http.Request) { // while the device is read
+		s.set("GET /b/1", says(200, composed))
+		s.set("GET /s/1", says(200, `{"Id":"1","UUID":"`+string(one)+`","Links":{"ResourceBlocks":[{"@odata.id":"/b/h"},{"@odata.id":"/b/1"}]}}`))
+		says(200, composed)(w, r)
+	}
+	s.set("GET /m/1", says(404, ""))
+	c := s.client(nil, false)
+	if _, failed := c.ListAttached(t.Context(), []device.Machine{one}); len(failed) > 0 {
+		t.Fatal(failed)
+	}
+	s.set("GET /b/1", ends)
+	op, err := c.Poll(t.Context(), fabric.Operation{
+		Kind: fabric.KindAttach, State: fabric.Pending, Handle: "/m/1", Intent: fabric.Intent{Machine: one, Device: "/b/1"},
+	})
+	if err != nil || op.State != fabric.Done {
+		t.Errorf("poll = %+v, %v", op, err)
+	}
+}

@@ -170,21 +170,21 @@ type situation struct {
 	ch                 change
 }
 
-// look reads the machine and the device.
+// look reads the device and then the machine: what was over when the device was read shows in the machine's list.
 func (c *Client) look(ctx context.Context, w world, what string, op fabric.Operation) (situation, *device.Fault) {
 	path, err := parsePath(op.Intent.Device)
 	if err != nil {
 		return situation{}, &device.Fault{Class: device.FaultUnknown, Op: what, Err: err}
-	}
-	h, fault := w.host(ctx, what, op.Intent.Machine)
-	if fault != nil {
-		return situation{}, fault
 	}
 	u, fault := w.unit(ctx, what, path)
 	switch {
 	case fault != nil && fault.Class == device.FaultNotFound:
 		u = &unit{path: path}
 	case fault != nil:
+		return situation{}, fault
+	}
+	h, fault := w.host(ctx, what, op.Intent.Machine)
+	if fault != nil {
 		return situation{}, fault
 	}
 	return situation{
