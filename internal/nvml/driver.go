@@ -84,7 +84,9 @@ type Driver struct {
 	// on before.
 	leaving map[device.PCIAddress]bool
 	seen    map[device.PCIAddress]GPU // in the last Inventory
-	events  *listener                 // nil while nobody listens
+	events  []*listened               // the GPUs that are listened to
+	heard   []XID                     // what nobody was told yet
+	listens bool                      // somebody has asked for XIDs
 }
 
 // library is a loaded library. It is never unloaded: calls are bound to it for the life of the process.
@@ -294,7 +296,7 @@ func (s *session) shutdown() error {
 		// Whoever hangs in the library would be closed under.
 		return fmt.Errorf("shut the driver library down: %w: %s", ErrHung, hung)
 	}
-	err := s.unlisten() // the set would outlive what it listens to
+	err := s.unlisten()
 	s.begin("nvmlShutdown")
 	return errors.Join(err, failure("nvmlShutdown", "", lib.nvml.Shutdown()))
 }

@@ -99,7 +99,9 @@ func (s *session) inventory(onBus []device.PCIAddress) ([]GPU, error) {
 	}
 	slices.SortFunc(gpus, func(a, b GPU) int { return a.PCI.Compare(b.PCI) })
 	s.remember(gpus)
-	return gpus, s.letGo(lib)
+	err = s.letGo(lib)
+	s.listenAgain(lib)
+	return gpus, err
 }
 
 // addDraining marks the GPUs in drain state, and adds those that are hidden by it.

@@ -570,69 +570,147 @@ func TestOldLibrary(t *testing.T) {
 	if _, err := d.Draining(t.Context(), a.address(t)); !errors.Is(err, ErrUnsupported) {
 		t.Errorf("Draining = %v", err)
 	}
+	// This library cannot hide the GPU that leaves, so listening ends with each look.
+	e := &ear{s, d}
+	e.look(t, 0)
+	e.look(t, 0)
 	if err := d.Undrain(t.Context(), a.address(t)); err != nil {
 		t.Errorf("Undrain = %v", err)
 	}
 	checkInventory(t, d, a, b)
+	e.look(t, 2)
+	e.look(t, 2, e.tell(t, b, 79))
+}
+
+// ear follows what a driver tells of GPUs' errors.
+type ear struct {
+	*driverServer
+	d *Driver
+}
+
+// look wants just these, and so many sets of events after it.
+func (e *ear) look(t *testing.T, sets int, want ...XID) {
+	t.Helper()
+	got, err := e.d.XIDs(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("errors (-want +got):\n%s", diff)
+	}
+	e.waitFor(t, sets)
+}
+
+// waitFor returns when there are so many sets: the driver notices late that one came or went.
+func (e *ear) waitFor(t *testing.T, sets int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for e.listeners() != sets {
+		if ctx.Err() != nil {
+			t.Fatalf("%d sets of events, want %d", e.listeners(), sets)
+		}
+		runtime.Gosched()
+	}
+}
+
+func (e *ear) tell(t *testing.T, c *card, code int) XID {
+	t.Helper()
+	e.report(c, code)
+	return XID{PCI: c.address(t), UUID: device.GPUUUID(c.uuid), Code: uint64(code)}
 }
 
 // Errors are told once, of the GPU that reported them, also of one that came later, and again after the
 // library was closed under a drain.
 func TestXIDs(t *testing.T) {
 	a, b, later := h100(0x1a, 0), h100(0x1b, 1), h100(0x1c, 2)
-	s := serve(t, a, b)
-	d := newDriver(t)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	look := func(want ...XID) {
-		t.Helper()
-		var got []XID
-		for first := true; first || len(got) < len(want); first = false { // they take their time on the way to the library
-			more, err := d.XIDs(ctx)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got = append(got, more...)
-		}
-		for s.streams.Load() != 1 { // the former listener's end is noticed late
-			if ctx.Err() != nil {
-				t.Fatal("nobody listens, or two do")
-			}
-			runtime.Gosched()
-		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("errors (-want +got):\n%s", diff)
-		}
-	}
-	report := func(c *card, code int) XID {
-		select {
-		case s.events <- fmt.Sprintf("xid\tpci=%s\tcode=%d", c.pci, code):
-		case <-ctx.Done():
-			t.Fatal("nobody listens")
-		}
-		return XID{PCI: c.address(t), UUID: device.GPUUUID(c.uuid), Code: uint64(code)}
-	}
-	look()
-	first, second := report(a, 31), report(b, 79)
-	look(first, second)
-	look()
+	e := &ear{serve(t, a, b), newDriver(t)}
+	e.look(t, 2)
+	first, second := e.tell(t, a, 31), e.tell(t, b, 79)
+	e.look(t, 2, first, second)
+	e.look(t, 2)
 
-	s.set(func() { s.gpus = append(s.gpus, later) })
-	if err := d.Rediscover(t.Context(), later.address(t)); err != nil {
+	e.set(func() { e.gpus = append(e.gpus, later) })
+	if err := e.d.Rediscover(t.Context(), later.address(t)); err != nil {
 		t.Fatal(err)
 	}
-	look()
-	look(report(later, 48))
+	e.look(t, 3)
+	e.look(t, 3, e.tell(t, later, 48))
 
-	if err := d.Drain(t.Context(), a.address(t)); err != nil {
+	unread := e.tell(t, b, 62)
+	if err := e.d.Drain(t.Context(), a.address(t)); err != nil {
 		t.Fatal(err)
 	}
-	look() // listens anew
-	look(report(b, 95))
-	if err := d.Release(t.Context()); err != nil {
+	e.waitFor(t, 0)
+	e.look(t, 2, unread) // listens anew
+	e.look(t, 2, e.tell(t, b, 95))
+	if err := e.d.Release(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if d.listener() != nil {
-		t.Error("it listens though the library is closed")
+	e.waitFor(t, 0)
+}
+
+// A GPU that vanishes takes nobody else's errors along, whoever notices first that it is gone, and neither what it
+// reported itself.
+func TestXIDsOfOthersWhileOneVanishes(t *testing.T) {
+	for name, listed := range map[string]bool{"the listener": false, "who lists GPUs": true} {
+		t.Run(name, func(t *testing.T) {
+			a, b := h100(0x1a, 0), h100(0x1b, 1)
+			e := &ear{serve(t, a, b), newDriver(t)}
+			e.look(t, 2)
+			last := e.tell(t, a, 79)
+			e.set(func() { e.gpus = []*card{b} })
+			before := e.tell(t, b, 48)
+			if listed {
+				checkInventory(t, e.d, b)
+				e.waitFor(t, 1) // it listens again, unasked
+			}
+			e.look(t, 1, last, before, e.tell(t, b, 95))
+			e.look(t, 1, e.tell(t, b, 79))
+		})
 	}
+}
+
+// What was read is told beside an error, as of a GPU that is half initialised.
+func TestXIDsBesideAnError(t *testing.T) {
+	a, b := h100(0x1a, 0), h100(0x1b, 1)
+	e := &ear{serve(t, a, b), newDriver(t)}
+	e.look(t, 2)
+	want := e.tell(t, a, 79)
+	e.set(func() {
+		bad := *b
+		bad.pci, bad.uuid = "0000:1c:00.0", "not-a-uuid-yet"
+		e.gpus = append(e.gpus, &bad)
+	})
+	if err := e.d.Rediscover(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	got, err := e.d.XIDs(t.Context())
+	if diff := cmp.Diff([]XID{want}, got); diff != "" || err == nil {
+		t.Errorf("errors beside %v (-want +got):\n%s", err, diff)
+	}
+}
+
+// A set that a call hangs with is neither used nor freed by anybody else.
+func TestSetsInUse(t *testing.T) {
+	a, b := h100(0x1a, 0), h100(0x1b, 1)
+	e := &ear{serve(t, a, b), newDriver(t)}
+	e.look(t, 2)
+	hung := &session{d: e.d, ctx: t.Context()}
+	of := e.d.listenedTo()[0]
+	if !hung.take(of) || hung.take(of) {
+		t.Fatal("a set is not one session's own")
+	}
+	late := e.tell(t, a, 79)
+	e.look(t, 2, e.tell(t, b, 48))
+	e.d.done(of, nil)
+	e.look(t, 2, late)
+	if !hung.take(of) {
+		t.Fatal("a set was not given back")
+	}
+	e.d.done(of, ErrLost)
+	if err := hung.free(of.set); err != nil {
+		t.Fatal(err)
+	}
+	e.look(t, 2) // listens anew
 }

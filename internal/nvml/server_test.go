@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -70,11 +69,10 @@ type driverServer struct {
 	// refuse answers a command with an NVML return value.
 	refuse map[string]int
 	// hang keeps the answer to a request until the channel is closed; asked tells of each such request.
-	hang   map[string]chan struct{}
-	asked  chan string
-	events chan string
-	// streams counts who listens to events now.
-	streams atomic.Int32
+	hang  map[string]chan struct{}
+	asked chan string
+	// streams are those who listen to events now.
+	streams map[net.Conn]bool
 	calls   []string
 }
 
@@ -83,7 +81,7 @@ func serve(t *testing.T, gpus ...*card) *driverServer {
 	t.Helper()
 	s := &driverServer{
 		t: t, gpus: gpus, refuse: map[string]int{}, hang: map[string]chan struct{}{},
-		asked: make(chan string, 100), events: make(chan string),
+		asked: make(chan string, 100), streams: map[net.Conn]bool{},
 	}
 	path := filepath.Join(hostRoot, libraryDir, "nvml.sock")
 	// A relative name: the path of a test's directory may be too long for a socket address.
@@ -142,23 +140,26 @@ func (s *driverServer) talk(c net.Conn) {
 	}
 }
 
-// stream sends events until the library closes its end.
+// stream keeps a connection that gets events until the library closes its end.
 func (s *driverServer) stream(c net.Conn) {
-	s.streams.Add(1)
-	defer s.streams.Add(-1)
-	gone := make(chan struct{})
-	go func() {
-		defer close(gone)
-		_, _ = io.Copy(io.Discard, c)
-	}()
-	for {
-		select {
-		case e := <-s.events:
-			fmt.Fprintln(c, e)
-		case <-gone:
-			return
+	s.set(func() { s.streams[c] = true })
+	_, _ = io.Copy(io.Discard, c)
+	s.set(func() { delete(s.streams, c) })
+}
+
+// listeners is how many sets of events there are.
+func (s *driverServer) listeners() (n int) {
+	s.set(func() { n = len(s.streams) })
+	return n
+}
+
+// report sends an error of a GPU to all that listen, as the driver does: it is up to a set what it takes.
+func (s *driverServer) report(c *card, code int) {
+	s.set(func() {
+		for to := range s.streams {
+			fmt.Fprintf(to, "xid\tpci=%s\tcode=%d\n", c.pci, code)
 		}
-	}
+	})
 }
 
 // wait blocks while the command is set to hang.

@@ -10,6 +10,8 @@
 //    when another GPU sits at the same address.
 //  - Whoever takes a handle holds the GPU's device node open until Shutdown or until the GPU is removed.
 //  - Persistence mode counts as use: it must be off before draining or removing.
+//  - A set of events that has a lost GPU in it answers NVML_ERROR_GPU_IS_LOST once it is read empty, whatever
+//    else is in it.
 //
 // The driver is the unix socket nvml.sock in this library's own directory: no socket, no driver. A request
 // is one line, an answer is lines up to a single "."; a call hangs for as long as the server does not
@@ -889,6 +891,17 @@ static int event(struct nvmlEventSet_st *set, nvmlEventData_t *data)
 	return -1;
 }
 
+// nothing is the answer of a set without an event.
+static nvmlReturn_t nothing(const struct nvmlEventSet_st *set)
+{
+	int lost = 0;
+	pthread_mutex_lock(&state);
+	for (unsigned i = 0; i < set->members; i++)
+		lost |= set->member[i].slot->lost;
+	pthread_mutex_unlock(&state);
+	return lost ? NVML_ERROR_GPU_IS_LOST : NVML_ERROR_TIMEOUT;
+}
+
 static long long now_ms(void)
 {
 	struct timespec t;
@@ -915,7 +928,7 @@ nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t events, nvmlEventData_t *data, u
 		struct pollfd p = {.fd = set->fd, .events = POLLIN};
 		int n = poll(&p, 1, left > 0 ? (int)left : 0);
 		if (n == 0 || (n < 0 && errno == EINTR))
-			return NVML_ERROR_TIMEOUT;
+			return nothing(set);
 		ssize_t r = n < 0 ? -1 : read(set->fd, set->buf + set->used, sizeof set->buf - set->used);
 		if (r <= 0)
 			return NVML_ERROR_UNKNOWN;
