@@ -56,6 +56,8 @@ type healthMonitor struct {
 	units []kubeletplugin.UnitHealth
 	// xids are the errors of GPUs that are here still. A restart forgets them, as it does the driver's other state.
 	xids map[device.GPUUUID]uint64
+	// seen are the GPUs that are here still and that the driver has shown to this process.
+	seen map[device.GPUUUID]bool
 }
 
 var _ kubeletplugin.Health = (*healthMonitor)(nil)
@@ -174,15 +176,7 @@ func (h *healthMonitor) look(ctx context.Context) {
 	now := h.clock.Now()
 	units := make([]kubeletplugin.UnitHealth, 0, len(all))
 	for _, p := range all {
-		p.signs.NVMLState = sight.NVMLState
-		for _, g := range sight.NVML {
-			if g.UUID == p.uuid && p.uuid != "" {
-				p.signs.Shown, p.signs.Draining = true, g.Draining
-			}
-		}
-		h.mu.Lock()
-		p.signs.XID = h.xids[p.uuid]
-		h.mu.Unlock()
+		h.examine(&p, sight)
 		p.Health, p.Message = attach.Healthy(p.signs)
 		p.At = now
 		if p.Health == device.HealthCritical && p.signs.Failure.Reason == "" && h.wasWell(p.UnitHealth) {
@@ -191,6 +185,20 @@ func (h *healthMonitor) look(ctx context.Context) {
 		units = append(units, p.UnitHealth)
 	}
 	h.keep(units)
+}
+
+// examine adds what the driver shows of a GPU, and has said of it.
+func (h *healthMonitor) examine(p *patient, sight node.Sight) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	p.signs.NVMLState = sight.NVMLState
+	for _, g := range sight.NVML {
+		if g.UUID == p.uuid && p.uuid != "" {
+			p.signs.Shown, p.signs.Draining = true, g.Draining
+			h.seen[p.uuid] = true
+		}
+	}
+	p.signs.Seen, p.signs.XID = h.seen[p.uuid], h.xids[p.uuid]
 }
 
 // listen takes what GPUs complained of, and forgets those that have gone.
@@ -202,7 +210,7 @@ func (h *healthMonitor) listen(ctx context.Context, all []patient) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.xids == nil {
-		h.xids = map[device.GPUUUID]uint64{}
+		h.xids, h.seen = map[device.GPUUUID]uint64{}, map[device.GPUUUID]bool{}
 	}
 	for _, x := range news {
 		klog.FromContext(ctx).Info("The driver reports an error of a GPU", "xid", x.Code, "gpu", x.UUID, "pci", x.PCI, "critical", attach.CriticalXID(x.Code))
@@ -210,9 +218,11 @@ func (h *healthMonitor) listen(ctx context.Context, all []patient) {
 			h.xids[x.UUID] = x.Code
 		}
 	}
-	maps.DeleteFunc(h.xids, func(id device.GPUUUID, _ uint64) bool {
+	gone := func(id device.GPUUUID) bool {
 		return !slices.ContainsFunc(all, func(p patient) bool { return p.uuid == id })
-	})
+	}
+	maps.DeleteFunc(h.xids, func(id device.GPUUUID, _ uint64) bool { return gone(id) })
+	maps.DeleteFunc(h.seen, func(id device.GPUUUID, _ bool) bool { return gone(id) })
 }
 
 func (h *healthMonitor) wasWell(now kubeletplugin.UnitHealth) bool {

@@ -23,6 +23,7 @@ import (
 const (
 	pooledGPU = device.GPUUUID("GPU-00000000-0000-4000-8000-000000000001")
 	builtGPU  = device.GPUUUID("GPU-00000000-0000-4000-8000-000000000002")
+	lateGPU   = device.GPUUUID("GPU-00000000-0000-4000-8000-000000000003")
 )
 
 // ward is everything around a health monitor.
@@ -88,6 +89,11 @@ func TestHealthMonitor(t *testing.T) {
 		{"one is gone", func(w *ward) { w.sight.NVML = w.sight.NVML[1:] }, []string{
 			"0/a100-0 Critical the driver does not show it any more", "/" + string(device.BuiltInUnit(builtGPU)) + " OK",
 		}, []string{"a100-0: the driver does not show it any more"}},
+		{"one came after the list of GPUs that is looked at", func(w *ward) {
+			w.leases = append(w.leases, device.Lease{Fabric: "0", Unit: "a100-1", Phase: device.Attached, UUID: lateGPU})
+		}, []string{
+			"0/a100-0 OK", "0/a100-1 Unknown the driver has not shown it to this agent yet", "/" + string(device.BuiltInUnit(builtGPU)) + " OK",
+		}, nil},
 		{"the fabric calls it critical", func(w *ward) {
 			w.found.Listed = []device.OnFabric{{ID: "res-1", Health: device.HealthCritical, HealthText: "20"}}
 		}, []string{
@@ -138,7 +144,13 @@ func TestHealthMonitorForgets(t *testing.T) {
 	if _, ok := w.Of(pooledGPU); ok || len(w.Units()) != 1 {
 		t.Errorf("units %v", w.Units())
 	}
-	w.leases = lease
+	shown := w.sight.NVML
+	w.leases, w.sight.NVML = lease, shown[1:] // that it was shown is of its former stay, too
+	w.look(t.Context())
+	if len(w.sick) != 0 || w.Units()[0].Health != device.HealthUnknown {
+		t.Errorf("told %v of %v", w.sick, w.Units())
+	}
+	w.sight.NVML = shown
 	w.look(t.Context())
 	if i := slices.IndexFunc(w.Units(), func(u kubeletplugin.UnitHealth) bool { return u.Health != device.HealthOK }); i >= 0 {
 		t.Errorf("unit %v", w.Units()[i])

@@ -12,10 +12,10 @@ import (
 type Signs struct {
 	// Failure is the lease's, empty while the unit has not failed.
 	Failure device.Failure
-	// Releasing: it goes back to the pool. Shown: NVML shows the GPU. Draining: it does, on its way out.
-	// NVMLState is empty when NVML answers, else why it does not.
-	Releasing, Shown, Draining bool
-	NVMLState                  string
+	// Releasing: it goes back to the pool. Shown: NVML shows the GPU. Seen: it has done so to this process, now or
+	// before. Draining: it does, on its way out. NVMLState is empty when NVML answers, else why it does not.
+	Releasing, Shown, Seen, Draining bool
+	NVMLState                        string
 	// XID is the last critical error that the driver reported of the GPU, 0 if none.
 	XID uint64
 	// Fabric is the manager's word, empty where it has none; FabricText is what it said.
@@ -49,7 +49,8 @@ func healthRules() []healthRule {
 			return "NVML does not answer: " + s.NVMLState
 		}, "Who does not answer says nothing against one GPU."},
 		{"on its way out", func(s *Signs) bool { return s.Draining || s.Releasing }, device.HealthUnknown, by("it is being released"), "That the driver ceases to show it is what is wanted."},
-		{"not shown", func(s *Signs) bool { return !s.Shown }, device.HealthCritical, by("the driver does not show it any more"), "Nobody took it away, and no Pod can use it."},
+		{"not shown any more", func(s *Signs) bool { return !s.Shown && s.Seen }, device.HealthCritical, by("the driver does not show it any more"), "Nobody took it away, and no Pod can use it."},
+		{"not shown yet", func(s *Signs) bool { return !s.Shown }, device.HealthUnknown, by("the driver has not shown it to this agent yet"), "An agent that came after the GPU, as in a rolling update, may look at a list of before it; one that is gone is found by the holder."},
 		{"the manager warns", func(s *Signs) bool { return s.Fabric == device.HealthWarning }, device.HealthWarning, manager, "It works; a person should know."},
 		{"well", func(*Signs) bool { return true }, device.HealthOK, by(""), "Nothing speaks against it."},
 	}

@@ -10,7 +10,7 @@ import (
 )
 
 func TestHealthy(t *testing.T) {
-	shown := Signs{Shown: true}
+	shown := Signs{Shown: true, Seen: true}
 	with := func(change func(*Signs)) Signs {
 		s := shown
 		change(&s)
@@ -29,7 +29,8 @@ func TestHealthy(t *testing.T) {
 		{"the manager calls it critical", with(func(s *Signs) { s.Fabric, s.FabricText = device.HealthCritical, "20" }), device.HealthCritical, "the fabric manager says 20"},
 		{"an error of the GPU", with(func(s *Signs) { s.XID = 79 }), device.HealthCritical, "the driver reported XID 79"},
 		{"an error, and then a driver that hangs by it", Signs{XID: 79, NVMLState: "hung"}, device.HealthCritical, "the driver reported XID 79"},
-		{"gone from the driver", Signs{}, device.HealthCritical, "the driver does not show it any more"},
+		{"gone from the driver", Signs{Seen: true}, device.HealthCritical, "the driver does not show it any more"},
+		{"came after the list of GPUs that is looked at", Signs{}, device.HealthUnknown, "the driver has not shown it to this agent yet"},
 		{"no driver to ask", Signs{NVMLState: "not loaded"}, device.HealthUnknown, "NVML does not answer: not loaded"},
 		{"goes back, and is off the bus", Signs{Releasing: true}, device.HealthUnknown, "it is being released"},
 		{"on its way out", Signs{Draining: true}, device.HealthUnknown, "it is being released"},
