@@ -83,7 +83,7 @@ func (m *membership) whose() (node.Found, bool) {
 // found tells everybody what a survey has found.
 func (m *membership) found(fabric device.FabricID) func(node.Found) {
 	return func(f node.Found) {
-		m.a.tellForeign(fabric, f.Foreign)
+		m.a.tellForeign(fabric, f.Foreign, m.adoptAfter())
 		m.a.metrics.SetGPUs(countOwners(f))
 		m.a.health.poke()
 		m.own.poke()
@@ -105,17 +105,29 @@ func countOwners(f node.Found) map[string]int {
 	return n
 }
 
+// adoptAfter is how long a foreign device has to be there until it is taken in, 0 where it is only told of.
+func (m *membership) adoptAfter() time.Duration {
+	if m.cfg.ForeignDevices != config.ForeignAdopt {
+		return 0
+	}
+	return m.cfg.Timings.AdoptAfter
+}
+
 // tellForeign says once of each foreign device that it is there, and again when it was away meanwhile.
-func (a *agent) tellForeign(fabric device.FabricID, all []device.OnFabric) {
+func (a *agent) tellForeign(fabric device.FabricID, all []device.OnFabric, adoptAfter time.Duration) {
+	fate := "it is left alone"
+	if adoptAfter > 0 {
+		fate = "it is taken in when it has been there for " + adoptAfter.String()
+	}
 	now := map[string]bool{}
 	for _, d := range all {
 		now[d.ID] = true
 		if a.foreign[d.ID] {
 			continue
 		}
-		a.obs.log.Info("The fabric manager lists a device on this machine that nobody of ours has attached; it is left alone",
+		a.obs.log.Info("The fabric manager lists a device on this machine that nobody of ours has attached; "+fate,
 			"fabric", fabric, "device", d.ID, "model", d.Model, "gpu", d.UUID)
-		a.obs.onEvents(func(e *nodestatus.Events) { e.Foreign(fabric, d) })
+		a.obs.onEvents(func(e *nodestatus.Events) { e.Foreign(fabric, d, adoptAfter) })
 	}
 	a.foreign = now
 }

@@ -84,9 +84,19 @@ func TestTellForeign(t *testing.T) {
 		{[]device.OnFabric{second}, 2},
 		{[]device.OnFabric{first, second}, 3},
 	} {
-		a.tellForeign("0", step.all)
+		a.tellForeign("0", step.all, 0)
 		if len(told) != step.want {
 			t.Errorf("after %v: told %v, want %d events", step.all, told, step.want)
+		}
+	}
+}
+
+// What becomes of a foreign device is said by the configuration that holds.
+func TestAdoptAfter(t *testing.T) {
+	for word, want := range map[config.ForeignDevices]time.Duration{config.ForeignReport: 0, config.ForeignAdopt: time.Hour} {
+		m := &membership{cfg: config.Config{ForeignDevices: word, Timings: config.Timings{AdoptAfter: time.Hour}}}
+		if got := m.adoptAfter(); got != want {
+			t.Errorf("foreignDevices: %s: %s, want %s", word, got, want)
 		}
 	}
 }

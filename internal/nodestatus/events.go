@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -198,11 +199,16 @@ func (e *Events) Conflict(found []Advertiser) {
 }
 
 // Foreign tells the Node of a device that the fabric manager lists on its machine and that nobody of ours attached.
-func (e *Events) Foreign(f device.FabricID, d device.OnFabric) {
+// adoptAfter is how long it has to be there until it is taken in, 0 where that is not wanted.
+func (e *Events) Foreign(f device.FabricID, d device.OnFabric, adoptAfter time.Duration) {
+	fate := "it is neither handed out nor detached"
+	if adoptAfter > 0 {
+		fate = fmt.Sprintf("once it has been there for %s it is taken in as an idle GPU, if its model is configured, its identity is known and it is not critical", adoptAfter)
+	}
 	e.record(event{
 		warning: true, reason: ReasonForeign, action: actionObserve, unit: e.gpuRef(d.ID),
-		note: fmt.Sprintf("fabric %s lists device %s (%s, %s) on this node's machine, and no device lease says why: another tenant or a person attached it; it is neither handed out nor detached",
-			f, d.ID, d.Model, cmp.Or(string(d.UUID), "of unknown identity")),
+		note: fmt.Sprintf("fabric %s lists device %s (%s, %s) on this node's machine, and no device lease says why: another tenant or a person attached it; %s",
+			f, d.ID, d.Model, cmp.Or(string(d.UUID), "of unknown identity"), fate),
 	}, device.Attempt{})
 }
 

@@ -138,8 +138,8 @@ func TestOtherEvents(t *testing.T) {
 	e.Refused([]device.Attempt{claim}, pods, "NoCapacity", strings.Repeat("x", 2000))
 	e.Conflict(nil)
 	e.Conflict([]Advertiser{{Name: "nvidia.com/gpu", Devices: 8}})
-	e.Foreign("f1", device.OnFabric{ID: "res-1", Model: "NVIDIA-A100", UUID: "GPU-1"})
-	e.Foreign("f1", device.OnFabric{ID: "res-2", Model: "NVIDIA-A100"})
+	e.Foreign("f1", device.OnFabric{ID: "res-1", Model: "NVIDIA-A100", UUID: "GPU-1"}, 0)
+	e.Foreign("f1", device.OnFabric{ID: "res-2", Model: "NVIDIA-A100"}, 10*time.Minute)
 	e.Unhealthy("a100-0", "GPU-1", "XID 79")
 	e.CheckpointDamaged("/var/x.damaged-1", errors.New("unexpected end"))
 	e.Unprepared("ns", "c1", "u", []device.Unit{"a100-0", "a100-1"})
@@ -152,7 +152,7 @@ func TestOtherEvents(t *testing.T) {
 		"Pod ns/p1: Warning Attach GPURefused: " + long,
 		"Node n1: Warning Observe GPUConflict: " + ConflictCondition([]Advertiser{{Name: "nvidia.com/gpu", Devices: 8}}).Message,
 		"Node n1: Warning Observe GPUForeign: fabric f1 lists device res-1 (NVIDIA-A100, GPU-1) on this node's machine, and no device lease says why: another tenant or a person attached it; it is neither handed out nor detached",
-		"Node n1: Warning Observe GPUForeign: fabric f1 lists device res-2 (NVIDIA-A100, of unknown identity) on this node's machine, and no device lease says why: another tenant or a person attached it; it is neither handed out nor detached",
+		"Node n1: Warning Observe GPUForeign: fabric f1 lists device res-2 (NVIDIA-A100, of unknown identity) on this node's machine, and no device lease says why: another tenant or a person attached it; once it has been there for 10m0s it is taken in as an idle GPU, if its model is configured, its identity is known and it is not critical",
 		"Node n1: Warning Observe GPUUnhealthy: GPU a100-0 (GPU-1) is unhealthy: XID 79",
 		"Node n1: Warning Observe CheckpointDamaged: the kubelet plugin's checkpoint could not be read (unexpected end); it is kept as /var/x.damaged-1 and rebuilt from device leases and claims",
 		"Node n1: Warning Release ClaimUnprepared: claim ns/c1 is no more and the kubelet did not say so; it was unprepared, and its GPUs are let go: a100-0, a100-1",
@@ -166,8 +166,8 @@ func TestOtherEvents(t *testing.T) {
 func TestForeignDevicesApart(t *testing.T) {
 	r := &recorder{}
 	e := NewEvents(r, "n1", "uid-1")
-	e.Foreign("f1", device.OnFabric{ID: "res-1"})
-	e.Foreign("f1", device.OnFabric{ID: "res-2"})
+	e.Foreign("f1", device.OnFabric{ID: "res-1"}, 0)
+	e.Foreign("f1", device.OnFabric{ID: "res-2"}, 0)
 	if len(r.about) != 2 || cmp.Equal(r.about[0], r.about[1]) {
 		t.Errorf("the events of two devices are about %v", r.about)
 	}
