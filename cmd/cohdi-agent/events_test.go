@@ -45,3 +45,15 @@ func TestEarlyEvents(t *testing.T) {
 		t.Errorf("events (-want +got):\n%s", diff)
 	}
 }
+
+// A fault of the configuration is told on the Node, and so is its end.
+func TestConfiguredTellsTheNode(t *testing.T) {
+	o := testObserver(t)
+	var told reasons
+	o.setEvents(nodestatus.NewEvents(&told, "n1", "uid"))
+	o.Configured(errors.New("config.yaml:3: fabrix: is no field"))
+	o.Configured(nil)
+	if diff := cmp.Diff(reasons{"Warning ConfigFaulty", "Normal ConfigInOrder"}, told); diff != "" {
+		t.Errorf("events (-want +got):\n%s", diff)
+	}
+}

@@ -180,6 +180,18 @@ func (o *observer) Acted(_ context.Context, l device.Lease, k attach.Kind, took 
 	}
 }
 
+// Configured tells that the configuration has changed and is faulty, or with nil that it is in order again.
+func (o *observer) Configured(err error) {
+	if err == nil {
+		o.log.Info("The configuration is in order again")
+		o.onEvents(func(e *nodestatus.Events) { e.ConfigInOrder() })
+		return
+	}
+	o.metrics.Failed("Config")
+	o.log.Error(err, "The configuration has changed and is faulty; the last good one goes on")
+	o.onEvents(func(e *nodestatus.Events) { e.ConfigFaulty(err) })
+}
+
 // Operated implements leader.Observer.
 func (o *observer) Operated(_ context.Context, op pool.Op, err error) {
 	if err != nil {

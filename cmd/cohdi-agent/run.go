@@ -413,10 +413,7 @@ func (a *agent) follow(ctx context.Context, first config.Config) error {
 		case a.config <- cfg:
 		case <-ctx.Done():
 		}
-	}, func(err error) {
-		a.metrics.Failed("Config")
-		log.Error(err, "The configuration has changed and is faulty; the last good one goes on")
-	})
+	}, a.obs.Configured)
 }
 
 func ignoreEnd(err error) error {

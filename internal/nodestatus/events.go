@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"hash/fnv"
 	"strings"
 	"time"
 
@@ -36,6 +37,8 @@ const (
 	ReasonUnhealthy    = "GPUUnhealthy"
 	ReasonCheckpoint   = "CheckpointDamaged"
 	ReasonUnprepared   = "ClaimUnprepared"
+	ReasonConfig       = "ConfigFaulty"
+	ReasonConfigAgain  = "ConfigInOrder"
 )
 
 // What was done when the event happened; the API wants a word for it.
@@ -217,6 +220,24 @@ func (e *Events) Unhealthy(what string, uuid device.GPUUUID, why string) {
 	e.record(event{
 		warning: true, reason: ReasonUnhealthy, action: actionObserve, unit: e.gpuRef(string(uuid)),
 		note: fmt.Sprintf("GPU %s (%s) is unhealthy: %s", what, uuid, why),
+	}, device.Attempt{})
+}
+
+// ConfigFaulty tells the Node that its agent does not take up the configuration as it is now.
+func (e *Events) ConfigFaulty(cause error) {
+	ref, id := e.node, fnv.New64a()
+	_, _ = id.Write([]byte(cause.Error()))                                  // never fails
+	ref.FieldPath = fmt.Sprintf("%s/config{%x}", device.Driver, id.Sum64()) // another fault is another event
+	e.record(event{
+		warning: true, reason: ReasonConfig, action: actionObserve, unit: &ref,
+		note: "the configuration has changed and is faulty; this node's agent goes on with the last good one: " + strings.ReplaceAll(cause.Error(), "\n", "; "),
+	}, device.Attempt{})
+}
+
+// ConfigInOrder tells the Node that the fault of the configuration is gone.
+func (e *Events) ConfigInOrder() {
+	e.record(event{
+		reason: ReasonConfigAgain, action: actionObserve, note: "the configuration is in order again, and this node's agent goes by it",
 	}, device.Attempt{})
 }
 

@@ -141,6 +141,8 @@ func TestOtherEvents(t *testing.T) {
 	e.Foreign("f1", device.OnFabric{ID: "res-1", Model: "NVIDIA-A100", UUID: "GPU-1"}, 0)
 	e.Foreign("f1", device.OnFabric{ID: "res-2", Model: "NVIDIA-A100"}, 10*time.Minute)
 	e.Unhealthy("a100-0", "GPU-1", "XID 79")
+	e.ConfigFaulty(errors.Join(errors.New("config.yaml:3: fabrix: is no field"), errors.New("config.yaml:4: id: is missing")))
+	e.ConfigInOrder()
 	e.CheckpointDamaged("/var/x.damaged-1", errors.New("unexpected end"))
 	e.Unprepared("ns", "c1", "u", []device.Unit{"a100-0", "a100-1"})
 	long := "NoCapacity: " + strings.Repeat("x", longestNote-len("NoCapacity: ")-3) + "..."
@@ -154,6 +156,8 @@ func TestOtherEvents(t *testing.T) {
 		"Node n1: Warning Observe GPUForeign: fabric f1 lists device res-1 (NVIDIA-A100, GPU-1) on this node's machine, and no device lease says why: another tenant or a person attached it; it is neither handed out nor detached",
 		"Node n1: Warning Observe GPUForeign: fabric f1 lists device res-2 (NVIDIA-A100, of unknown identity) on this node's machine, and no device lease says why: another tenant or a person attached it; once it has been there for 10m0s it is taken in as an idle GPU, if its model is configured, its identity is known and it is not critical",
 		"Node n1: Warning Observe GPUUnhealthy: GPU a100-0 (GPU-1) is unhealthy: XID 79",
+		"Node n1: Warning Observe ConfigFaulty: the configuration has changed and is faulty; this node's agent goes on with the last good one: config.yaml:3: fabrix: is no field; config.yaml:4: id: is missing",
+		"Node n1: Normal Observe ConfigInOrder: the configuration is in order again, and this node's agent goes by it",
 		"Node n1: Warning Observe CheckpointDamaged: the kubelet plugin's checkpoint could not be read (unexpected end); it is kept as /var/x.damaged-1 and rebuilt from device leases and claims",
 		"Node n1: Warning Release ClaimUnprepared: claim ns/c1 is no more and the kubelet did not say so; it was unprepared, and its GPUs are let go: a100-0, a100-1",
 	}
@@ -162,14 +166,23 @@ func TestOtherEvents(t *testing.T) {
 	}
 }
 
-// TestForeignDevicesApart: events that the API machinery must not count as one are about different objects.
-func TestForeignDevicesApart(t *testing.T) {
-	r := &recorder{}
-	e := NewEvents(r, "n1", "uid-1")
-	e.Foreign("f1", device.OnFabric{ID: "res-1"}, 0)
-	e.Foreign("f1", device.OnFabric{ID: "res-2"}, 0)
-	if len(r.about) != 2 || cmp.Equal(r.about[0], r.about[1]) {
-		t.Errorf("the events of two devices are about %v", r.about)
+// TestApart: events that the API machinery must not count as one are about different objects.
+func TestApart(t *testing.T) {
+	for what, say := range map[string]func(*Events){
+		"foreign devices": func(e *Events) {
+			e.Foreign("f1", device.OnFabric{ID: "res-1"}, 0)
+			e.Foreign("f1", device.OnFabric{ID: "res-2"}, 0)
+		},
+		"faults of the configuration": func(e *Events) {
+			e.ConfigFaulty(errors.New("config.yaml:3: fabrix: is no field"))
+			e.ConfigFaulty(errors.New("config.yaml:4: id: is missing"))
+		},
+	} {
+		r := &recorder{}
+		say(NewEvents(r, "n1", "uid-1"))
+		if len(r.about) != 2 || cmp.Equal(r.about[0], r.about[1]) {
+			t.Errorf("the events of two %s are about %v", what, r.about)
+		}
 	}
 }
 

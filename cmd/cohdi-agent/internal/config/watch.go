@@ -14,7 +14,8 @@ import (
 
 // Watch follows the file until ctx ends and calls apply with each configuration that differs from the
 // one before, the first from current. A faulty file is reported once and changes nothing: the last good
-// one holds. What was written between reading current and the call of Watch is not missed.
+// one holds. When it is in order again, nil is reported, before apply. What was written between reading current
+// and the call of Watch is not missed.
 //
 // The directory is watched, not the file: the kubelet replaces a ConfigMap's files by swapping a
 // symbolic link beside them, and editors by renaming.
@@ -29,16 +30,21 @@ func Watch(ctx context.Context, file string, current Config, apply func(Config),
 		return fmt.Errorf("watch the configuration in %s: %w", dir, err)
 	}
 	last := ""
+	tell := func(err error) {
+		text := ""
+		if err != nil {
+			text = err.Error()
+		}
+		if text != last {
+			report(err)
+		}
+		last = text
+	}
 	look := func() {
 		next, err := Load(file)
-		if err != nil {
-			if err.Error() != last {
-				report(err)
-			}
-			last = err.Error()
+		if tell(err); err != nil {
 			return
 		}
-		last = ""
 		if !reflect.DeepEqual(current, next) {
 			current = next
 			apply(next)
@@ -59,7 +65,7 @@ func Watch(ctx context.Context, file string, current Config, apply func(Config),
 				return errors.New("watch the configuration: the watch has ended")
 			}
 			// An overflow lost events: look.
-			report(fmt.Errorf("watch the configuration: %w", err))
+			tell(fmt.Errorf("watch the configuration: %w", err))
 			look()
 		}
 	}

@@ -53,8 +53,11 @@ func TestWatch(t *testing.T) {
 	if err := <-reported; !strings.Contains(err.Error(), `:3: logging.format: is "xml"`) {
 		t.Errorf("reported %v", err)
 	}
-	// The same as the last good one: a change of comments is none.
+	// The same as the last good one: a change of comments is none, but the fault is gone.
 	swap(t, dir, "..4", head+"# better\nlogging: {format: json}\n")
+	if err := <-reported; err != nil {
+		t.Errorf("reported %v of a file that is in order", err)
+	}
 	swap(t, dir, "..5", head+"driverRoots: [/opt]\n")
 	if c := <-applied; c.Logging.Format != LogText || len(c.DriverRoots) != 1 {
 		t.Errorf("then got %+v, want the file as it is now", c)
