@@ -35,6 +35,7 @@ type observer struct {
 	stages  *stages
 	// changed is called when the plugin's checkpoint changed.
 	changed func()
+	failed  repeats
 
 	mu     sync.Mutex // guards the following
 	events *nodestatus.Events
@@ -154,6 +155,7 @@ func (o *observer) Stored(_ context.Context, before, after device.Lease) {
 func (o *observer) Deleted(_ context.Context, l device.Lease) {
 	o.onEvents(func(e *nodestatus.Events) { e.Deleted(l) })
 	o.stages.deleted(l, o.clock.Now())
+	o.failed.forget(l, "")
 	o.log.Info("Unit is back in the pool", said("unit", l.Unit, "device", l.FabricDevice, "took", o.clock.Since(l.ChangedAt).Round(time.Millisecond))...)
 }
 
@@ -166,6 +168,9 @@ func (o *observer) Told(_ context.Context, l device.Lease) {
 // Acted implements node.Observer.
 func (o *observer) Acted(_ context.Context, l device.Lease, k attach.Kind, took time.Duration, err error) {
 	o.stages.acted(l, k, took, o.clock.Now(), err)
+	if err == nil {
+		o.failed.forget(l, k)
+	}
 	switch {
 	case err == nil && (k == attach.Rescan || k == attach.RescanAll):
 		o.log.Info("The kernel was asked to look for a device that did not appear by itself", said("unit", l.Unit, "device", l.FabricDevice,
@@ -175,9 +180,22 @@ func (o *observer) Acted(_ context.Context, l device.Lease, k attach.Kind, took 
 	case errors.Is(err, lease.ErrConflict), errors.Is(err, context.Canceled):
 		o.log.V(2).Info("Looks again", "unit", l.Unit, "action", k, "err", err)
 	default:
-		o.metrics.Failed(reasonOf(k))
-		o.log.Error(err, "An action did not go through; what follows is decided anew", "unit", l.Unit, "action", k, "took", took)
+		o.notDone(l, k, took, err)
 	}
+}
+
+// notDone tells and counts a failure. One that repeats itself is told now and then, with how often it did.
+func (o *observer) notDone(l device.Lease, k attach.Kind, took time.Duration, err error) {
+	tell, kept := o.failed.tell(failure{fabric: l.Fabric, unit: l.Unit, action: k, text: err.Error()}, o.clock.Now())
+	if !tell {
+		return
+	}
+	o.metrics.Failed(reasonOf(k))
+	pairs := []any{"unit", l.Unit, "action", k, "took", took}
+	if kept > 0 {
+		pairs = append(pairs, "alsoSinceLastTold", kept)
+	}
+	o.log.Error(err, "An action did not go through; what follows is decided anew", pairs...)
 }
 
 // Configured tells that the configuration has changed and is faulty, or with nil that it is in order again.

@@ -6,6 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +19,7 @@ import (
 	"k8s.io/klog/v2/ktesting"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/cohdi/cohdi-agent/internal/attach"
 	"github.com/cohdi/cohdi-agent/internal/claim"
 	"github.com/cohdi/cohdi-agent/internal/device"
 	"github.com/cohdi/cohdi-agent/internal/metrics"
@@ -98,5 +102,70 @@ func TestRefusedTellsPods(t *testing.T) {
 	o.tellPods(t.Context(), pool.Refusal{Attempts: []device.Attempt{{Name: "gone"}}})
 	if len(told) != 0 {
 		t.Errorf("told %v though nobody waits", told)
+	}
+}
+
+// One and the same failure is told and counted once a minute, with how often it happened; what is new is told at once.
+func TestActedTellsARepeatedFailureOnce(t *testing.T) {
+	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
+	clk := clocktesting.NewFakePassiveClock(time.Unix(0, 0))
+	m := metrics.New(build(), nil)
+	o := &observer{log: logger, clock: clk, metrics: m, stages: newStages(m)}
+	under, ok := logger.GetSink().(ktesting.Underlier)
+	if !ok {
+		t.Fatalf("the log is a %T", logger.GetSink())
+	}
+	a, b := device.Lease{Fabric: "0", Unit: "a100-0"}, device.Lease{Fabric: "0", Unit: "a100-1"}
+	unloaded, other := errors.New("the driver is not loaded"), errors.New("the bus is gone")
+	at := 0
+	act := func(second int, l device.Lease, k attach.Kind, err error, want string) {
+		t.Helper()
+		clk.SetTime(time.Unix(int64(second), 0))
+		o.Acted(t.Context(), l, k, 0, err)
+		log := under.GetBuffer().String()
+		news := log[at:]
+		at = len(log)
+		if !strings.Contains(news, want) || want == "" && news != "" {
+			t.Errorf("after %d s, %s of %s: %v: log %q, want %q", second, k, l.Unit, err, news, want)
+		}
+	}
+	act(0, a, attach.Discover, unloaded, "not loaded")
+	act(0, b, attach.Discover, unloaded, "not loaded")
+	act(0, a, attach.Bind, unloaded, "not loaded")
+	for second := 1; second < 60; second++ {
+		act(second, a, attach.Discover, unloaded, "")
+	}
+	act(30, a, attach.Discover, other, "bus is gone")
+	act(60, a, attach.Discover, unloaded, "alsoSinceLastTold=59")
+	act(61, a, attach.Bind, nil, "Done")
+	act(61, a, attach.Discover, unloaded, "")
+	act(62, a, attach.Discover, nil, "Done")
+	act(63, a, attach.Discover, unloaded, "not loaded")
+	o.Deleted(t.Context(), a)
+	at = len(under.GetBuffer().String())
+	act(64, a, attach.Discover, unloaded, "not loaded")
+	w := httptest.NewRecorder()
+	m.Handler().ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", http.NoBody))
+	if counted := "cohdi_agent_errors_total{reason=\"Other\"} 6"; !strings.Contains(w.Body.String(), counted) {
+		t.Errorf("not %s in\n%s", counted, w.Body)
+	}
+}
+
+// What is remembered of failures is bounded, and what is not remembered is told.
+func TestRepeatsBounded(t *testing.T) {
+	var r repeats
+	now := time.Unix(0, 0)
+	for i := range 2 * mostRepeats {
+		if tell, _ := r.tell(failure{text: strconv.Itoa(i)}, now); !tell {
+			t.Fatalf("failure %d is not told", i)
+		}
+	}
+	if len(r.told) > mostRepeats {
+		t.Errorf("%d failures are remembered", len(r.told))
+	}
+	now = now.Add(repeatEvery)
+	r.tell(failure{text: "new"}, now)
+	if tell, _ := r.tell(failure{text: "new"}, now); tell || len(r.told) != 1 {
+		t.Errorf("told %v, %d failures are remembered", tell, len(r.told))
 	}
 }
