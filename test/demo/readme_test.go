@@ -80,4 +80,18 @@ func TestReadme_names(t *testing.T) {
 			t.Errorf("README.md explains the metric cohdi_agent_%s, which there is not", m[1])
 		}
 	}
+	for what, is := range map[string]struct{ file, pattern, prefix string }{
+		"metric": {"internal/metrics/metrics.go", `(?:(?:gauge|counter|histogram)\(|Name: )"([a-z_]+)"`, "cohdi_agent_"},
+		"event":  {"internal/nodestatus/events.go", `(?m)^\tReason\w+ += "(\w+)"$`, ""},
+	} {
+		all := regexp.MustCompile(is.pattern).FindAllStringSubmatch(read(t, is.file), -1)
+		if len(all) < 10 {
+			t.Fatalf("only %d names of %ss found in %s: the search is wrong", len(all), what, is.file)
+		}
+		for _, m := range all {
+			if !strings.Contains(readme, "`"+is.prefix+m[1]+"`") {
+				t.Errorf("README.md does not explain the %s %s%s", what, is.prefix, m[1])
+			}
+		}
+	}
 }
