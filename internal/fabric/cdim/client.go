@@ -77,6 +77,8 @@ type Config struct {
 	// Observe is told of each request that was tried: "login", "inventory", "health", "attach", "detach", "poll"
 	// or "jobs", the HTTP status or 0 without an answer, and how long it took. It must not block. It may be nil.
 	Observe func(operation string, status int, took time.Duration)
+	// Dial makes the connections; the network's if nil.
+	Dial rest.Dial
 }
 
 // Client is a CDIM.
@@ -112,7 +114,7 @@ func New(cfg Config) (*Client, error) {
 	if c.clock == nil {
 		c.clock = clock.RealClock{}
 	}
-	c.rest = rest.NewClient(cfg.Credentials, c.clock, cfg.Observe)
+	c.rest = rest.NewClient(cfg.Credentials, c.clock, cfg.Observe).Over(cfg.Dial)
 	return c, c.address(cfg)
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/cohdi/cohdi-agent/internal/fabric"
 	"github.com/cohdi/cohdi-agent/internal/fabric/fm"
 	"github.com/cohdi/cohdi-agent/internal/fabric/fti"
+	"github.com/cohdi/cohdi-agent/internal/fabric/rest"
 )
 
 const (
@@ -51,6 +52,8 @@ type Config struct {
 	// "groups", and the Fabric Manager's "machines" and "free"; the HTTP status or 0 without an answer, and how
 	// long it took. It must not block. It may be nil.
 	Observe func(operation string, status int, took time.Duration)
+	// Dial makes the connections; the network's if nil.
+	Dial rest.Dial
 }
 
 // Client is a Cluster Manager.
@@ -71,7 +74,7 @@ var (
 
 // New returns a client; nothing is asked of the manager yet.
 func New(cfg Config) (*Client, error) {
-	conn, err := fti.New(fti.Config{Endpoint: cfg.Endpoint, Credentials: cfg.Credentials, Clock: cfg.Clock, Observe: cfg.Observe})
+	conn, err := fti.New(fti.Config{Endpoint: cfg.Endpoint, Credentials: cfg.Credentials, Clock: cfg.Clock, Observe: cfg.Observe, Dial: cfg.Dial})
 	if err != nil {
 		return nil, err
 	}

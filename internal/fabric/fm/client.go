@@ -18,6 +18,7 @@ import (
 	"github.com/cohdi/cohdi-agent/internal/device"
 	"github.com/cohdi/cohdi-agent/internal/fabric"
 	"github.com/cohdi/cohdi-agent/internal/fabric/fti"
+	"github.com/cohdi/cohdi-agent/internal/fabric/rest"
 )
 
 const (
@@ -50,6 +51,8 @@ type Config struct {
 	// Observe is told of each request that was tried: "login", "machines", "list", "free", "attach" or
 	// "detach", the HTTP status or 0 without an answer, and how long it took. It must not block. It may be nil.
 	Observe func(operation string, status int, took time.Duration)
+	// Dial makes the connections; the network's if nil.
+	Dial rest.Dial
 }
 
 // Client is a Fabric Manager.
@@ -69,7 +72,7 @@ var _ fabric.Manager = (*Client)(nil)
 
 // New returns a client; nothing is asked of the manager yet.
 func New(cfg Config) (*Client, error) {
-	conn, err := fti.New(fti.Config{Endpoint: cfg.Endpoint, Credentials: cfg.Credentials, Clock: cfg.Clock, Observe: cfg.Observe})
+	conn, err := fti.New(fti.Config{Endpoint: cfg.Endpoint, Credentials: cfg.Credentials, Clock: cfg.Clock, Observe: cfg.Observe, Dial: cfg.Dial})
 	if err != nil {
 		return nil, err
 	}

@@ -39,6 +39,8 @@ type Config struct {
 	// Observe is told of each request that was tried: "login" or the driver's word, the HTTP status or 0
 	// without an answer, and how long it took. It must not block. It may be nil.
 	Observe func(operation string, status int, took time.Duration)
+	// Dial makes the connections; the network's if nil.
+	Dial rest.Dial
 }
 
 // Client calls the managers behind one endpoint.
@@ -61,7 +63,7 @@ func New(cfg Config) (*Client, error) {
 	if cfg.Credentials == "" {
 		return nil, errors.New("fabric manager credentials directory is empty")
 	}
-	c := &Client{endpoint: endpoint, rest: rest.NewClient(cfg.Credentials, cfg.Clock, cfg.Observe), spelling: make(map[device.Machine]string)}
+	c := &Client{endpoint: endpoint, rest: rest.NewClient(cfg.Credentials, cfg.Clock, cfg.Observe).Over(cfg.Dial), spelling: make(map[device.Machine]string)}
 	c.tokens = rest.NewTokens(c.rest, cfg.Credentials, func(cred rest.Credentials) (rest.Grant, error) {
 		return grant(endpoint, cfg.Credentials, cred)
 	})

@@ -75,6 +75,9 @@ func (r Reply) Strange(what string, err error) *device.Fault {
 	return &device.Fault{Class: device.FaultUnknown, Op: what, Status: r.Status, Message: r.Text(), Err: err}
 }
 
+// Dial makes a connection, as net.Dialer.DialContext does.
+type Dial = func(ctx context.Context, network, address string) (net.Conn, error)
+
 // Client makes exchanges.
 type Client struct {
 	clock   clock.PassiveClock
@@ -85,12 +88,20 @@ type Client struct {
 // NewClient takes the CA bundle from ca.crt in dir; without one, or with dir empty, the system's roots count.
 // The real clock counts if clk is nil; observe may be nil, too, and must not block.
 func NewClient(dir string, clk clock.PassiveClock, observe func(operation string, status int, took time.Duration)) *Client {
-	c := &Client{clock: clk, observe: observe, conns: connections{dir: dir}}
+	c := &Client{clock: clk, observe: observe, conns: connections{dir: dir, dial: (&net.Dialer{Timeout: dialTimeout}).DialContext}}
 	if c.clock == nil {
 		c.clock = clock.RealClock{}
 	}
 	if c.observe == nil {
 		c.observe = func(string, int, time.Duration) {}
+	}
+	return c
+}
+
+// Over has the client make its connections by dial; nil changes nothing. It belongs before the first exchange.
+func (c *Client) Over(dial Dial) *Client {
+	if dial != nil {
+		c.conns.dial = dial
 	}
 	return c
 }
@@ -241,7 +252,8 @@ func Classify(status int) device.FaultClass {
 
 // connections keeps the HTTP clients for the CA bundle that is on disk.
 type connections struct {
-	dir string
+	dir  string
+	dial Dial
 
 	mu sync.Mutex
 	// The following are guarded by mu.
@@ -261,7 +273,7 @@ func (c *connections) client(change bool) (*http.Client, error) {
 		if c.reads != nil {
 			c.reads.CloseIdleConnections()
 		}
-		c.bundle, c.reads, c.changes = bundle, newHTTP(roots, true, 0), newHTTP(roots, false, 0)
+		c.bundle, c.reads, c.changes = bundle, newHTTP(roots, c.dial, true, 0), newHTTP(roots, c.dial, false, 0)
 	}
 	if change {
 		return c.changes, nil
@@ -275,14 +287,14 @@ func (c *connections) streaming(begin time.Duration) (*http.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newHTTP(roots, false, begin), nil
+	return newHTTP(roots, c.dial, false, begin), nil
 }
 
-func newHTTP(roots *x509.CertPool, keep bool, begin time.Duration) *http.Client {
+func newHTTP(roots *x509.CertPool, dial Dial, keep bool, begin time.Duration) *http.Client {
 	return &http.Client{
 		Transport: &http.Transport{
 			ResponseHeaderTimeout: begin,
-			DialContext:           (&net.Dialer{Timeout: dialTimeout}).DialContext,
+			DialContext:           dial,
 			TLSClientConfig:       &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots},
 			TLSHandshakeTimeout:   dialTimeout,
 			IdleConnTimeout:       idleTimeout,
