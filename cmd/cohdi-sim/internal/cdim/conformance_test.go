@@ -5,13 +5,9 @@ package cdim
 import (
 	"bytes"
 	"encoding/json"
-	"encoding/pem"
 	"flag"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -19,10 +15,9 @@ import (
 
 	"k8s.io/utils/clock"
 
-	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/config"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/core"
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/facetest"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/fault"
-	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/idm"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/simapi"
 	"github.com/cohdi/cohdi-agent/internal/device"
 	"github.com/cohdi/cohdi-agent/internal/fabric"
@@ -30,17 +25,7 @@ import (
 	"github.com/cohdi/cohdi-agent/internal/fabric/fabrictest"
 )
 
-const chassis = `
-tenant: unused
-realm: CDIM
-credentials: {username: agent, password: "p&w=d+100% s", client_id: cdim-client, client_secret: "s3cret/&= +%41"}
-fabrics: [{id: 0, uuid: f-0}]
-machines:
-  - {name: n1, uuid: ` + string(fabrictest.MachineOne) + `}
-  - {name: n2, uuid: ` + string(fabrictest.MachineTwo) + `}
-devices:
-  - {id: a, count: 2, model: ` + fabrictest.ModelA + `}
-  - {id: b, count: 1, model: ` + fabrictest.ModelB + `}
+const chassis = facetest.Pool + `
 timing: {attachDelay: 50ms, detachDelay: 20ms}
 `
 
@@ -56,15 +41,14 @@ type setting struct {
 
 // bench is an installation with hands on its chassis.
 type bench struct {
-	t       *testing.T
-	cfg     *config.Config
+	*facetest.Chassis
+	t       testing.TB
 	setting setting
-	core    *core.Core
-	faults  *fault.Injector
-	tokens  *idm.Manager
-	face    *Face
-	server  *httptest.Server
-	dir     string
+	// core and faults are the chassis's.
+	core   *core.Core
+	faults *fault.Injector
+	face   *Face
+	dir    string
 
 	mu     sync.Mutex
 	unseen map[device.Machine]bool
@@ -72,21 +56,12 @@ type bench struct {
 
 func newBench(t *testing.T, s setting) *bench {
 	t.Helper()
-	cfg, err := config.Parse([]byte(chassis))
-	if err != nil {
-		t.Fatal(err)
-	}
-	clk := clock.RealClock{}
-	b := &bench{t: t, cfg: cfg, setting: s, faults: fault.New(clk), tokens: idm.New(cfg, clk), unseen: map[device.Machine]bool{}}
-	if b.core, err = core.New(t.Context(), cfg, core.Options{Clock: clk, Numbers: make([]core.Number, len(cfg.Devices))}); err != nil {
-		t.Fatal(err)
-	}
-	if err = b.core.SetPolicies(s.policies); err != nil {
-		t.Fatal(err)
-	}
+	b := &bench{Chassis: facetest.New(t, chassis, facetest.Options{Policies: s.policies}), t: t, setting: s, unseen: map[device.Machine]bool{}}
+	b.core, b.faults = b.Core, b.Faults
 	stale := simapi.Duration(s.stale)
 	b.core.SetTiming(simapi.Timing{StaleDelay: &stale})
-	b.face, err = New(t.Context(), Options{Core: b.core, Faults: b.faults, Clock: clk, Dialect: s.dialect, HardwareTimeout: 2 * time.Second})
+	var err error
+	b.face, err = New(t.Context(), Options{Core: b.core, Faults: b.faults, Clock: clock.RealClock{}, Dialect: s.dialect, HardwareTimeout: 2 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -101,20 +76,26 @@ func newBench(t *testing.T, s setting) *bench {
 		b.face.Close()
 	})
 	b.serve()
-	b.secret()
 	return b
 }
 
+// serve also makes the directory that a Kubernetes Secret would be mounted at.
 func (b *bench) serve() {
 	if !b.setting.gateway {
-		b.server = httptest.NewServer(b.faults.Wrap("cdim", b.blind(b.face.Handler())))
-	} else {
-		mux := http.NewServeMux()
-		mux.Handle("/realms/", b.faults.Wrap("idm", b.tokens.Keycloak()))
-		mux.Handle("/", b.faults.Wrap("cdim", b.blind(b.face.Gateway(b.tokens))))
-		b.server = httptest.NewTLSServer(mux)
+		b.Serve(false, map[string]http.Handler{"/": b.faults.Wrap("cdim", b.blind(b.face.Handler()))})
+		b.dir = b.Secret(nil)
+		return
 	}
-	b.t.Cleanup(b.server.Close)
+	b.Serve(true, map[string]http.Handler{
+		"/realms/": b.faults.Wrap("idm", b.Tokens.Keycloak()),
+		"/":        b.faults.Wrap("cdim", b.blind(b.face.Gateway(b.Tokens))),
+	})
+	files := b.Files()
+	if b.setting.account {
+		delete(files, "username")
+		delete(files, "password")
+	}
+	b.dir = b.Secret(files)
 }
 
 // blind makes the collector lose sight of machines.
@@ -145,27 +126,6 @@ func (b *bench) blind(next http.Handler) http.Handler {
 	})
 }
 
-// secret is the directory that a Kubernetes Secret would be mounted at.
-func (b *bench) secret() {
-	b.t.Helper()
-	b.dir = b.t.TempDir()
-	if !b.setting.gateway {
-		return
-	}
-	files := map[string]string{
-		"client_id": b.cfg.Credentials.ClientID, "client_secret": b.cfg.Credentials.ClientSecret, "realm": b.cfg.Realm,
-		"ca.crt": string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: b.server.Certificate().Raw})),
-	}
-	if !b.setting.account {
-		files["username"], files["password"] = b.cfg.Credentials.Username, b.cfg.Credentials.Password
-	}
-	for name, content := range files {
-		if err := os.WriteFile(filepath.Join(b.dir, name), []byte(content), 0o600); err != nil {
-			b.t.Fatal(err)
-		}
-	}
-}
-
 // client is a new one each time, as each process has its own.
 func (b *bench) client() *client.Client {
 	b.t.Helper()
@@ -173,9 +133,9 @@ func (b *bench) client() *client.Client {
 		Dialect: client.Dialect(b.setting.dialect), Credentials: b.dir, Poll: 100 * time.Millisecond, Settle: 20*b.setting.stale + time.Millisecond,
 	}
 	if b.setting.gateway {
-		cfg.Gateway, cfg.Login = b.server.URL, b.server.URL
+		cfg.Gateway, cfg.Login = b.Server.URL, b.Server.URL
 	} else {
-		cfg.ConfigurationManager, cfg.LayoutApply, cfg.PlainHTTP = b.server.URL, b.server.URL, true
+		cfg.ConfigurationManager, cfg.LayoutApply, cfg.PlainHTTP = b.Server.URL, b.Server.URL, true
 	}
 	c, err := client.New(cfg)
 	if err != nil {
@@ -231,51 +191,25 @@ func (b *bench) Open() bool { return !b.setting.gateway }
 
 func (b *bench) Attached(m device.Machine) []string {
 	b.t.Helper()
-	v, err := b.core.Machine(string(m))
-	if err != nil {
-		return nil
-	}
-	var out []string
-	for _, d := range v.Listed {
-		out = append(out, d.ResUUID)
-	}
-	slices.Sort(out)
-	return out
-}
-
-func (b *bench) FreeCount(model string) int {
-	b.t.Helper()
-	_, n, _, err := b.core.Free("n1", model)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	return n
+	return b.Listed(m, func(d core.Device) string { return d.ResUUID })
 }
 
 func (b *bench) Fate(f fabrictest.Fate) bool {
 	b.t.Helper()
-	const page = "<html><body>Bad gateway</body></html>"
 	if f == fabrictest.CredentialsEnded {
-		b.tokens.RevokeAll()
+		b.Tokens.RevokeAll()
 		return b.setting.gateway
 	}
-	rule, ok := map[fabrictest.Fate]simapi.Fault{
-		fabrictest.Busy: {
-			Action: simapi.ActionStatus, Status: 409, Content: `{"code":"E40010","message":"Already running. Cannot start multiple instances."}`,
-		},
-		fabrictest.LostBefore:  {Action: simapi.ActionDropBefore},
-		fabrictest.LostAfter:   {Action: simapi.ActionDropAfter},
-		fabrictest.ErrorBefore: {Action: simapi.ActionStatus, Status: 502, Content: page, ContentType: "text/html"},
-		fabrictest.ErrorAfter:  {Action: simapi.ActionStatusAfterEffect, Status: 502, Content: page, ContentType: "text/html"},
-		fabrictest.Truncated:   {Action: simapi.ActionReset},
-		fabrictest.NoWords:     {Action: simapi.ActionStatusAfterEffect, Status: 202},
-		fabrictest.Hang:        {Action: simapi.ActionHang},
-		fabrictest.WorkRefused: {
-			Face: "hw", Action: simapi.ActionStatus, Status: 409, Content: `{"code":"EF011BAS000","message":"conflict"}`,
-		},
-		fabrictest.WorkLostBefore: {Face: "hw", Action: simapi.ActionDropBefore},
-		fabrictest.WorkLostAfter:  {Face: "hw", Action: simapi.ActionDropAfter},
-	}[f]
+	rule, ok := facetest.Fate(f, `{"code":"E40010","message":"Already running. Cannot start multiple instances."}`)
+	if !ok {
+		rule, ok = map[fabrictest.Fate]simapi.Fault{
+			fabrictest.WorkRefused: {
+				Face: "hw", Action: simapi.ActionStatus, Status: 409, Content: `{"code":"EF011BAS000","message":"conflict"}`,
+			},
+			fabrictest.WorkLostBefore: {Face: "hw", Action: simapi.ActionDropBefore},
+			fabrictest.WorkLostAfter:  {Face: "hw", Action: simapi.ActionDropAfter},
+		}[f]
+	}
 	if !ok {
 		return false
 	}
@@ -283,7 +217,7 @@ func (b *bench) Fate(f fabrictest.Fate) bool {
 		rule.Face, rule.Method, rule.Path = "cdim", "POST", "/layout-apply$"
 	}
 	rule.Count, rule.Name = 1, string(f)
-	b.add(rule)
+	b.Add(rule)
 	if f != fabrictest.Hang { // the caller may have given up before
 		b.t.Cleanup(func() {
 			for _, r := range b.faults.Rules() {
@@ -294,13 +228,6 @@ func (b *bench) Fate(f fabrictest.Fate) bool {
 		})
 	}
 	return true
-}
-
-func (b *bench) add(f simapi.Fault) {
-	b.t.Helper()
-	if _, err := b.faults.Add(f); err != nil {
-		b.t.Fatal(err)
-	}
 }
 
 // FailReads of one machine means here that the inventory does not see it: all machines are in one answer.
@@ -319,23 +246,7 @@ func (b *bench) FailReads(m device.Machine, fail bool) {
 		b.faults.Clear(name)
 		return
 	}
-	b.add(simapi.Fault{Name: name, Face: "cdim", Method: "GET", Action: simapi.ActionStatus, Status: 500})
-}
-
-func (b *bench) Shut() {
-	b.t.Helper()
-	if err := b.server.Listener.Close(); err != nil {
-		b.t.Fatal(err)
-	}
-	b.server.CloseClientConnections()
-}
-
-func (b *bench) RefuseLogin() {
-	b.t.Helper()
-	b.tokens.RevokeAll()
-	b.add(simapi.Fault{
-		Face: "idm", Action: simapi.ActionStatus, Status: 401, Content: `{"error":"invalid_grant","error_description":"Invalid user credentials"}`,
-	})
+	b.Add(simapi.Fault{Name: name, Face: "cdim", Method: "GET", Action: simapi.ActionStatus, Status: 500})
 }
 
 // person calls the services as an operator does, past all faults and tokens.

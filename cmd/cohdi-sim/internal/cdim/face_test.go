@@ -151,7 +151,7 @@ func TestJobs_partsAndRollback(t *testing.T) {
 		refuse := simapi.Fault{
 			Face: "hw", Body: b.device(1), Action: simapi.ActionStatus, Status: 500, Content: `{"code":"EF004BAS001","message":"connect failed"}`, Count: 1,
 		}
-		b.add(refuse)
+		b.Add(refuse)
 		id := b.post(b.job("connect n1 0", "connect n1 1", "connect n2 2 after 2", "disconnect n1 0 after 1"))
 		want := map[int]string{1: completed, 2: failed, 3: skipped, 4: completed}
 		if diff := cmp.Diff(want, ends(b.ended(id, failed), "applyResult")); diff != "" {
@@ -160,7 +160,7 @@ func TestJobs_partsAndRollback(t *testing.T) {
 		if err := b.core.SetPolicies(simapi.Policies{CDIM: simapi.CDIMPolicies{JobError: "suspended"}}); err != nil {
 			t.Fatal(err)
 		}
-		b.add(refuse)
+		b.Add(refuse)
 		id = b.post(b.job("connect n1 0", "connect n1 1", "connect n2 2 after 2"))
 		j := b.ended(id, suspended)
 		left, _ := j["resumeProcedures"].([]any)
@@ -346,7 +346,7 @@ func TestFace_shapes(t *testing.T) {
 	same("cdim-job-200-completed.json", b.ended(done, completed))
 	_, body = b.person("PUT", "/layout-apply/"+done+"?action=cancel", "")
 	same("cdim-error-409-E40022.json", body)
-	b.add(simapi.Fault{Face: "hw", Action: simapi.ActionStatus, Status: 503, Content: `{"code":"ER005BAS001","message":"hardware busy"}`, Count: 2 * (hardwareRetries + 1)})
+	b.Add(simapi.Fault{Face: "hw", Action: simapi.ActionStatus, Status: 503, Content: `{"code":"ER005BAS001","message":"hardware busy"}`, Count: 2 * (hardwareRetries + 1)})
 	open := b.post(b.job("connect n1 1"))
 	same("cdim-job-200-suspended.json", b.ended(open, suspended))
 	_, body = b.person("POST", "/layout-apply", `{"procedures":[]}`)
@@ -355,9 +355,9 @@ func TestFace_shapes(t *testing.T) {
 	same("cdim-resume-202.json", body)
 	b.ended(open, suspended)
 	b.person("PUT", "/layout-apply/"+open+"?action=cancel", "")
-	b.add(simapi.Fault{Face: "hw", Action: simapi.ActionDropBefore, Count: 1})
+	b.Add(simapi.Fault{Face: "hw", Action: simapi.ActionDropBefore, Count: 1})
 	same("cdim-job-200-failed-timeout.json", b.ended(b.post(b.job("connect n1 1")), failed))
-	b.add(simapi.Fault{Face: "hw", Body: b.device(1), Action: simapi.ActionStatus, Status: 500, Content: `{"code":"EF004BAS001","message":"connect failed"}`, Count: 1})
+	b.Add(simapi.Fault{Face: "hw", Body: b.device(1), Action: simapi.ActionStatus, Status: 500, Content: `{"code":"EF004BAS001","message":"connect failed"}`, Count: 1})
 	same("cdim-job-200-failed-partial.json", b.ended(b.post(b.job("connect n1 1", "disconnect n2 2", "connect n1 2 after 1")), failed))
 	b.slow(500 * time.Millisecond)
 	runs := b.post(b.job("connect n1 1", "connect n1 2 after 1"))

@@ -33,11 +33,11 @@ func both(t *testing.T, run func(b *bench)) {
 	}
 }
 
-func (b *bench) device(i int) string { return b.cfg.Devices[i].ResUUID }
+func (b *bench) device(i int) string { return b.Config.Devices[i].ResUUID }
 
 // intent is about a device of ModelA or, the third, ModelB.
 func (b *bench) intent(m device.Machine, i int) fabric.Intent {
-	return fabric.Intent{Machine: m, Model: b.cfg.Devices[i].Model, Device: b.device(i)}
+	return fabric.Intent{Machine: m, Model: b.Config.Devices[i].Model, Device: b.device(i)}
 }
 
 func (b *bench) attach(c *client.Client, in fabric.Intent) fabric.Operation {
@@ -200,7 +200,7 @@ func TestScenario_suspended(t *testing.T) {
 			both(t, func(b *bench) {
 				t := b.t
 				c := b.client()
-				b.add(simapi.Fault{
+				b.Add(simapi.Fault{
 					Face: "hw", Action: simapi.ActionStatus, Status: 503, Content: `{"code":"ER005BAS001","message":"hardware busy"}`, Count: hardwareRetries + 1,
 				})
 				op := b.until(c, b.attach(c, b.intent(fabrictest.MachineOne, 0)), fabric.Suspended)
@@ -245,7 +245,7 @@ func TestScenario_lostAnswers(t *testing.T) {
 					t := b.t
 					b.slow(took)
 					c := b.client()
-					b.add(simapi.Fault{Face: "cdim", Method: "POST", Path: "/layout-apply$", Action: action, Status: 504, Count: 1})
+					b.Add(simapi.Fault{Face: "cdim", Method: "POST", Path: "/layout-apply$", Action: action, Status: 504, Count: 1})
 					if _, err := b.wait(c, b.attach(c, b.intent(fabrictest.MachineOne, 0))); err != nil {
 						t.Fatal(err)
 					}
@@ -279,7 +279,7 @@ func TestScenario_oldJobsAreNotTakenForNewOnes(t *testing.T) {
 			j.StartedAt = time.Now().Add(-time.Minute).UTC().Format(time.RFC3339)
 		}
 		b.face.mu.Unlock()
-		b.add(simapi.Fault{Face: "cdim", Method: "POST", Path: "/layout-apply$", Action: simapi.ActionDropBefore, Count: 1})
+		b.Add(simapi.Fault{Face: "cdim", Method: "POST", Path: "/layout-apply$", Action: simapi.ActionDropBefore, Count: 1})
 		_, err = c.Attach(t.Context(), in)
 		b.fault(err, device.FaultUnknown)
 	})
@@ -337,7 +337,7 @@ func TestScenario_personCancels(t *testing.T) {
 func TestScenario_jobOfSeveral(t *testing.T) {
 	both(t, func(b *bench) {
 		t := b.t
-		b.add(simapi.Fault{
+		b.Add(simapi.Fault{
 			Face: "hw", Body: b.device(1), Action: simapi.ActionStatus, Status: 500, Content: `{"code":"EF004BAS001","message":"connect failed"}`, Count: 1,
 		})
 		_, posted := b.person("POST", "/layout-apply", b.job("connect n1 0", "connect n1 1", "connect n2 2 after 2"))
@@ -538,14 +538,14 @@ func TestScenario_tokens(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n := b.tokens.Logins(); n != 1 {
+	if n := b.Tokens.Logins(); n != 1 {
 		t.Errorf("%d logins, want 1", n)
 	}
-	b.tokens.RevokeAll()
+	b.Tokens.RevokeAll()
 	if err := c.Health(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if n := b.tokens.Logins(); n != 2 {
+	if n := b.Tokens.Logins(); n != 2 {
 		t.Errorf("%d logins after one revocation, want 2", n)
 	}
 	b.RefuseLogin()

@@ -121,12 +121,12 @@ func (b *bench) trouble(r *rand.Rand, stop <-chan struct{}) {
 		case <-clk.After(time.Duration(r.IntN(60)) * time.Millisecond):
 		}
 		if r.IntN(6) == 0 && b.setting.gateway {
-			b.tokens.RevokeAll()
+			b.Tokens.RevokeAll()
 			continue
 		}
 		rule := rules[r.IntN(len(rules))]
 		rule.Count = 1
-		b.add(rule)
+		b.Add(rule)
 	}
 }
 

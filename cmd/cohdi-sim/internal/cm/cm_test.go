@@ -14,10 +14,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	clocktesting "k8s.io/utils/clock/testing"
 
-	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/config"
-	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/core"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/simapi"
 )
 
@@ -48,21 +45,9 @@ type bench struct {
 
 func start(t *testing.T, p simapi.CMPolicies) bench {
 	t.Helper()
-	cfg, err := config.Parse([]byte(chassis))
-	if err != nil {
-		t.Fatal(err)
-	}
-	h := &hands{t: t, cfg: cfg, clk: clocktesting.NewFakeClock(time.Unix(1e9, 0))}
-	h.core, err = core.New(t.Context(), cfg, core.Options{Clock: h.clk, Numbers: make([]core.Number, len(cfg.Devices))})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(h.core.Close)
 	// A change is answered while another one is at work.
-	if err := h.core.SetPolicies(simapi.Policies{Serialization: "none", CM: p}); err != nil {
-		t.Fatal(err)
-	}
-	return bench{h, New(h.core, anyToken{}, cfg, h.clk).Handler()}
+	h := newChassis(t, chassis, simapi.Policies{Serialization: "none", CM: p})
+	return bench{h, New(h.core, anyToken{}, h.Config, h.clk).Handler()}
 }
 
 func (b bench) call(method, path, body string) (int, string) {
@@ -318,7 +303,7 @@ func TestFace_busy(t *testing.T) {
 
 func TestFace_token(t *testing.T) {
 	b := start(t, simapi.CMPolicies{})
-	b.h = New(b.core, anyToken{errors.New("token expired")}, b.cfg, b.clk).Handler()
+	b.h = New(b.core, anyToken{errors.New("token expired")}, b.Config, b.clk).Handler()
 	if status, body := b.call("GET", v3+"m-1", ""); status != 401 || !strings.Contains(body, "token expired") {
 		t.Errorf("answer %d %s, want 401", status, body)
 	}

@@ -3,24 +3,18 @@
 package cm
 
 import (
-	"encoding/pem"
 	"net/http"
-	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"runtime"
-	"strings"
 	"testing"
 	"time"
 
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 
-	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/config"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/core"
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/facetest"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/fault"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/fm"
-	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/idm"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/simapi"
 	"github.com/cohdi/cohdi-agent/internal/device"
 	"github.com/cohdi/cohdi-agent/internal/fabric"
@@ -28,21 +22,11 @@ import (
 	"github.com/cohdi/cohdi-agent/internal/fabric/fabrictest"
 )
 
-const conformanceChassis = `
+const conformanceChassis = facetest.Pool + `
 faces: [fm, cm]
 cm:
   cluster: 5f0c2a10-7d1e-4c55-9a40-0000000000c1
   limits: {` + fabrictest.ModelA + `: {min: 0, max: 2}}
-tenant: 5f0c2a10-7d1e-4c55-9a40-000000000001
-realm: some realm
-credentials: {username: agent, password: "p&w=d+100% s", client_id: cdi, client_secret: "s3cret/&= +%41"}
-fabrics: [{id: 0, uuid: f-0}]
-machines:
-  - {name: n1, uuid: ` + string(fabrictest.MachineOne) + `}
-  - {name: n2, uuid: ` + string(fabrictest.MachineTwo) + `}
-devices:
-  - {id: a, count: 2, model: ` + fabrictest.ModelA + `}
-  - {id: b, count: 1, model: ` + fabrictest.ModelB + `}
 timing: {attachDelay: 20s, detachDelay: 20s}
 `
 
@@ -95,38 +79,33 @@ func TestFace_conformance(t *testing.T) {
 
 // hands are what the conformance suite has on the chassis.
 type hands struct {
-	t      *testing.T
-	cfg    *config.Config
-	clk    *clocktesting.FakeClock
+	*facetest.Chassis
+	t   testing.TB
+	clk *clocktesting.FakeClock
+	// core and faults are the chassis's.
 	core   *core.Core
 	faults *fault.Injector
-	tokens *idm.Manager
-	server *httptest.Server
+	dir    string
+}
+
+// newChassis is one that nobody reaches yet; its time stands until a test moves it.
+func newChassis(t *testing.T, description string, p simapi.Policies) *hands {
+	t.Helper()
+	h := &hands{t: t, clk: clocktesting.NewFakeClock(time.Unix(1e9, 0))}
+	h.Chassis = facetest.New(t, description, facetest.Options{Clock: h.clk, Policies: p})
+	h.core, h.faults = h.Core, h.Faults
+	return h
 }
 
 func newHands(t *testing.T, p simapi.Policies) *hands {
 	t.Helper()
-	cfg, err := config.Parse([]byte(conformanceChassis))
-	if err != nil {
-		t.Fatal(err)
-	}
-	h := &hands{t: t, cfg: cfg, clk: clocktesting.NewFakeClock(time.Unix(1e9, 0))}
-	// Tokens and faults go by the real clock: time that passes while the chassis works is not what they are about.
-	h.faults, h.tokens = fault.New(clock.RealClock{}), idm.New(cfg, clock.RealClock{})
-	h.core, err = core.New(t.Context(), cfg, core.Options{Clock: h.clk, Numbers: make([]core.Number, len(cfg.Devices))})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(h.core.Close)
-	if err := h.core.SetPolicies(p); err != nil {
-		t.Fatal(err)
-	}
-	mux := http.NewServeMux()
-	mux.Handle("/id_manager/", h.faults.Wrap("idm", h.tokens.Handler()))
-	mux.Handle("/fabric_manager/", h.faults.Wrap("fm", fm.New(h.core, h.tokens, cfg).Handler()))
-	mux.Handle("/cluster_manager/", h.faults.Wrap("cm", New(h.core, h.tokens, cfg, h.clk).Handler()))
-	h.server = httptest.NewTLSServer(mux)
-	t.Cleanup(h.server.Close)
+	h := newChassis(t, conformanceChassis, p)
+	h.Serve(true, map[string]http.Handler{
+		"/id_manager/":      h.faults.Wrap("idm", h.Tokens.Handler()),
+		"/fabric_manager/":  h.faults.Wrap("fm", fm.New(h.core, h.Tokens, h.Config).Handler()),
+		"/cluster_manager/": h.faults.Wrap("cm", New(h.core, h.Tokens, h.Config, h.clk).Handler()),
+	})
+	h.dir = h.Secret(h.Files())
 	return h
 }
 
@@ -134,7 +113,7 @@ func newHands(t *testing.T, p simapi.Policies) *hands {
 func (h *hands) client(change ...func(*client.Config)) *client.Client {
 	h.t.Helper()
 	c := client.Config{
-		Endpoint: strings.TrimPrefix(h.server.URL, "https://"), Tenant: h.cfg.Tenant, Cluster: h.cfg.CM.Cluster, Credentials: h.secret(),
+		Endpoint: h.Server.URL, Tenant: h.Config.Tenant, Cluster: h.Config.CM.Cluster, Credentials: h.dir,
 		FabricManager: true,
 	}
 	for _, f := range change {
@@ -145,22 +124,6 @@ func (h *hands) client(change ...func(*client.Config)) *client.Client {
 		h.t.Fatal(err)
 	}
 	return m
-}
-
-// secret is the directory that a Kubernetes Secret would be mounted at.
-func (h *hands) secret() string {
-	h.t.Helper()
-	dir := h.t.TempDir()
-	for name, content := range map[string]string{
-		"username": h.cfg.Credentials.Username, "password": h.cfg.Credentials.Password, "client_id": h.cfg.Credentials.ClientID,
-		"client_secret": h.cfg.Credentials.ClientSecret, "realm": h.cfg.Realm,
-		"ca.crt": string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: h.server.Certificate().Raw})),
-	} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
-			h.t.Fatal(err)
-		}
-	}
-	return dir
 }
 
 // driven is the chassis's clock, which moves on when somebody waits by it.
@@ -199,61 +162,30 @@ func (h *hands) working() bool {
 func (h *hands) Attached(m device.Machine) []string {
 	h.t.Helper()
 	h.settle()
-	v, err := h.core.Machine(string(m))
-	if err != nil {
-		return nil
-	}
-	var out []string
-	for _, d := range v.Listed {
-		out = append(out, d.ReportedSerial)
-	}
-	return out
+	return h.Listed(m, func(d core.Device) string { return d.ReportedSerial })
 }
 
 func (h *hands) FreeCount(model string) int {
 	h.t.Helper()
 	h.settle()
-	_, n, _, err := h.core.Free("n1", model)
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	return n
+	return h.Chassis.FreeCount(model)
 }
 
 func (h *hands) Fate(f fabrictest.Fate) bool {
 	h.t.Helper()
-	const page = "<html><body>Bad gateway</body></html>"
 	if f == fabrictest.CredentialsEnded {
-		h.tokens.RevokeAll()
+		h.Tokens.RevokeAll()
 		return true
 	}
 	if f == fabrictest.Truncated && h.core.Policies().CM.Answer == "empty" {
 		return false // an empty answer cannot end early
 	}
-	rule, ok := map[fabrictest.Fate]simapi.Fault{
-		fabrictest.Busy: {
-			Action: simapi.ActionStatus, Status: 409, Content: `{"status":409,"detail":{"code":"E03XXXX","message":"another change is in progress"}}`,
-		},
-		fabrictest.LostBefore:  {Action: simapi.ActionDropBefore},
-		fabrictest.LostAfter:   {Action: simapi.ActionDropAfter},
-		fabrictest.ErrorBefore: {Action: simapi.ActionStatus, Status: 502, Content: page, ContentType: "text/html"},
-		fabrictest.ErrorAfter:  {Action: simapi.ActionStatusAfterEffect, Status: 502, Content: page, ContentType: "text/html"},
-		fabrictest.Truncated:   {Action: simapi.ActionReset},
-		fabrictest.NoWords:     {Action: simapi.ActionStatusAfterEffect, Status: 200},
-		fabrictest.Hang:        {Action: simapi.ActionHang},
-	}[f]
-	rule.Face, rule.Path, rule.Count = "cm", "/resize$", 1
+	rule, ok := facetest.Fate(f, `{"status":409,"detail":{"code":"E03XXXX","message":"another change is in progress"}}`)
+	rule.Face, rule.Path = "cm", "/resize$"
 	if ok {
-		h.add(rule)
+		h.Add(rule)
 	}
 	return ok
-}
-
-func (h *hands) add(f simapi.Fault) {
-	h.t.Helper()
-	if _, err := h.faults.Add(f); err != nil {
-		h.t.Fatal(err)
-	}
 }
 
 func (h *hands) FailReads(m device.Machine, fail bool) {
@@ -263,21 +195,5 @@ func (h *hands) FailReads(m device.Machine, fail bool) {
 		h.faults.Clear(name)
 		return
 	}
-	h.add(simapi.Fault{Name: name, Method: "GET", Path: string(m), Action: simapi.ActionStatus, Status: 500})
-}
-
-func (h *hands) Shut() {
-	h.t.Helper()
-	if err := h.server.Listener.Close(); err != nil {
-		h.t.Fatal(err)
-	}
-	h.server.CloseClientConnections()
-}
-
-func (h *hands) RefuseLogin() {
-	h.t.Helper()
-	h.tokens.RevokeAll()
-	h.add(simapi.Fault{
-		Face: "idm", Action: simapi.ActionStatus, Status: 401, Content: `{"error":"invalid_grant","error_description":"Invalid user credentials"}`,
-	})
+	h.Add(simapi.Fault{Name: name, Method: "GET", Path: string(m), Action: simapi.ActionStatus, Status: 500})
 }

@@ -202,7 +202,7 @@ func TestAttach_requests(t *testing.T) {
 func TestAttach_processedTwice(t *testing.T) {
 	for _, count := range []string{"atAccept", "atComplete"} {
 		h := newHands(t, simapi.Policies{Serialization: "none", CM: simapi.CMPolicies{Count: count}})
-		h.add(simapi.Fault{Face: "cm", Path: "/resize$", Count: 1, Action: simapi.ActionDup})
+		h.Add(simapi.Fault{Face: "cm", Path: "/resize$", Count: 1, Action: simapi.ActionDup})
 		m := h.client()
 		op, err := m.Attach(t.Context(), attachA())
 		if err == nil {

@@ -75,7 +75,7 @@ func (s *soak) disturb() {
 	}
 	switch s.r.IntN(4) {
 	case 0:
-		s.add(simapi.Fault{Face: "cm", Method: "GET", Nth: 1 + s.r.IntN(5), Count: 1, Action: simapi.ActionStatus, Status: 503})
+		s.Add(simapi.Fault{Face: "cm", Method: "GET", Nth: 1 + s.r.IntN(5), Count: 1, Action: simapi.ActionStatus, Status: 503})
 	case 1:
 		s.m = s.client()
 	}
