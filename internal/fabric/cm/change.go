@@ -143,6 +143,7 @@ func (c *Client) Poll(ctx context.Context, op fabric.Operation) (fabric.Operatio
 	if err != nil {
 		return op, &device.Fault{Class: device.FaultUnknown, Op: what, Err: err}
 	}
+	op.PollAfter = c.pollAfter // what was stored of it need not say so
 	m, fault := c.machine(ctx, op.Intent.Machine, "poll", what)
 	if fault != nil {
 		fault.Class = device.FaultUnknown

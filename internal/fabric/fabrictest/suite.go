@@ -510,6 +510,9 @@ func (s *suite) pollStored() {
 	stored := fabric.Operation{
 		Kind: op.Kind, State: fabric.Pending, Handle: op.Handle, Intent: fabric.Intent{Machine: in.Machine, Model: in.Model, Device: in.Device},
 	}
+	if op, err = s.m.Poll(s.Context(), stored); err != nil || op.State == fabric.Pending && op.PollAfter <= 0 {
+		s.Errorf("poll of what was stored = %+v, %v, want it to say when to look again", op, err)
+	}
 	if stored, err = fabric.Wait(s.Context(), s.clk, s.m, stored); err != nil || stored.State != fabric.Done {
 		s.Fatalf("wait for what was stored = %+v, %v, want Done", stored, err)
 	}
