@@ -190,9 +190,15 @@ type exchange struct {
 }
 
 func (x *exchange) forward(ctx context.Context, w http.ResponseWriter) {
-	s := &statusWriter{ResponseWriter: w, status: http.StatusOK}
+	s := &statusWriter{ResponseWriter: w}
+	answered := false
+	// A face that breaks off, as one that is killed does, leaves by a panic.
+	defer func() { x.injector.end(x.entry, s.status, answered) }()
 	x.next.ServeHTTP(s, x.request(ctx))
-	x.injector.end(x.entry, s.status, true)
+	if s.status == 0 {
+		s.status = http.StatusOK
+	}
+	answered = true
 }
 
 func (x *exchange) request(ctx context.Context) *http.Request {

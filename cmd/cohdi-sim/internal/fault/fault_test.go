@@ -173,6 +173,19 @@ func TestWrap_matching(t *testing.T) {
 	}
 }
 
+// TestWrap_brokenOff: what a face breaks off by itself is in the log, too.
+func TestWrap_brokenOff(t *testing.T) {
+	i := New(clock.RealClock{})
+	s := httptest.NewServer(i.Wrap("fm", http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })))
+	t.Cleanup(s.Close)
+	if _, _, err := (bench{t: t, url: s.URL}).call(t.Context(), "GET", "/x", ""); err == nil {
+		t.Fatal("an answer came")
+	}
+	if log := i.Log(); len(log) != 1 || log[0].Answered || log[0].Status != 0 {
+		t.Errorf("log = %+v, want the call without an answer", log)
+	}
+}
+
 func TestWrap_hidesCredentials(t *testing.T) {
 	i := New(clock.RealClock{})
 	h := i.Wrap("idm", http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
