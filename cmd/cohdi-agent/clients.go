@@ -55,7 +55,7 @@ func newFM(f *config.Fabric, clk clock.WithTicker, seen observe) (fabric.Manager
 func newCM(f *config.Fabric, clk clock.WithTicker, seen observe) (fabric.Manager, error) {
 	return cm.New(cm.Config{
 		Endpoint: f.Endpoint, Tenant: f.Tenant, Cluster: f.Cluster, Credentials: f.Credentials,
-		FabricManager: true, FabricID: f.ManagerFabric, Clock: clk, Observe: seen,
+		FabricManager: true, FabricID: f.ManagerFabric, WorkTimeout: f.CallTimeout, Clock: clk, Observe: seen,
 	})
 }
 

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"slices"
 	"strings"
 
 	"github.com/cohdi/cohdi-agent/internal/device"
@@ -43,7 +44,7 @@ func (c *Client) Attach(ctx context.Context, in fabric.Intent) (fabric.Operation
 	}
 	t := s.tally(rows, in.Before)
 	total, joined := t.more(count)
-	g := goal{spec: string(s.UUID), total: total, blank: t.blank}
+	g := goal{spec: string(s.UUID), total: total, blank: t.blank, since: c.clock.Now().Unix()}
 	op := t.attached(fabric.Operation{Kind: fabric.KindAttach, Intent: in, Handle: g.handle(), PollAfter: c.pollAfter}, g)
 	limit := s.limit().Max
 	switch {
@@ -91,7 +92,7 @@ func (c *Client) Detach(ctx context.Context, in fabric.Intent) (fabric.Operation
 	if err != nil {
 		return fabric.Operation{}, &device.Fault{Class: device.FaultUnreachable, Op: what, Err: err}
 	}
-	g := goal{spec: string(d.spec.UUID), total: t.fewer(count, d.row), uuid: string(d.Detail.UUID)}
+	g := goal{spec: string(d.spec.UUID), total: t.fewer(count, d.row), uuid: string(d.Detail.UUID), since: c.clock.Now().Unix()}
 	op := fabric.Operation{Kind: fabric.KindDetach, Intent: in, State: fabric.Pending, Handle: g.handle(), PollAfter: c.pollAfter}
 	switch {
 	case d.ID == "":
@@ -151,12 +152,13 @@ func (c *Client) Poll(ctx context.Context, op fabric.Operation) (fabric.Operatio
 	}
 	rows := m.rows()
 	if op.Kind == fabric.KindDetach {
-		return explained(detached(op, g, rows), what), nil
+		leaves := slices.ContainsFunc(rows, func(d named) bool { return d.is(op.Intent.Device) && !d.known() })
+		return explained(g.overdue(detached(op, g, rows), leaves, c.clock.Now(), c.workTimeout), what), nil
 	}
 	for i := range m.Specs {
 		if s := &m.Specs[i]; string(s.UUID) == g.spec {
 			t := s.tally(rows, op.Intent.Before)
-			op = t.attached(op, g)
+			op = g.overdue(t.attached(op, g), t.adding, c.clock.Now(), c.workTimeout)
 			if t.blank > g.blank && op.State == fabric.Failed && len(op.Devices) == 0 {
 				op.Fault = c.explainRefusal(ctx, op.Intent.Model, op.Fault)
 			}

@@ -26,6 +26,8 @@ const (
 
 	// defaultResizeTimeout bounds the acceptance of a change; the work itself has no call.
 	defaultResizeTimeout = 60 * time.Second
+	// defaultWorkTimeout is for work that shows nowhere: what is seen to be under way is waited for.
+	defaultWorkTimeout = 3 * time.Minute
 	// defaultPollAfter suits hardware that takes about twenty seconds.
 	defaultPollAfter = 2 * time.Second
 )
@@ -46,6 +48,8 @@ type Config struct {
 	FabricID int
 	// PollAfter is how often to look at a change that is under way; 2 s if zero.
 	PollAfter time.Duration
+	// WorkTimeout is how long the manager may work on a change of which it shows nothing; 3 min if zero.
+	WorkTimeout time.Duration
 	// Clock measures the life of tokens and how long calls took; the real one if nil.
 	Clock clock.PassiveClock
 	// Observe is told of each request that was tried: "login", "list", "attach", "detach", "poll", "limits",
@@ -65,6 +69,8 @@ type Client struct {
 	fm            *fm.Client
 	pollAfter     time.Duration
 	resizeTimeout time.Duration
+	workTimeout   time.Duration
+	clock         clock.PassiveClock
 }
 
 var (
@@ -84,6 +90,10 @@ func New(cfg Config) (*Client, error) {
 	c := &Client{
 		conn: conn, tenant: url.PathEscape(cfg.Tenant), cluster: url.PathEscape(cfg.Cluster),
 		pollAfter: cmp.Or(cfg.PollAfter, defaultPollAfter), resizeTimeout: defaultResizeTimeout,
+		workTimeout: cmp.Or(cfg.WorkTimeout, defaultWorkTimeout), clock: cfg.Clock,
+	}
+	if c.clock == nil {
+		c.clock = clock.RealClock{}
 	}
 	if cfg.FabricManager {
 		c.fm, err = fm.Over(conn, fm.Config{Tenant: cfg.Tenant, FabricID: cfg.FabricID})

@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/cohdi/cohdi-agent/internal/device"
 	"github.com/cohdi/cohdi-agent/internal/fabric"
@@ -20,6 +21,8 @@ type goal struct {
 	total int
 	// blank is how many failed rows without any name the specification had before.
 	blank int
+	// since is when it was asked for, in seconds of 1970; 0 is not known.
+	since int64
 	// uuid is the res_uuid of the device that a detach takes away, "" where the manager does not say.
 	uuid string
 }
@@ -28,6 +31,9 @@ func (g goal) handle() string {
 	v := url.Values{"spec": {g.spec}, "total": {strconv.Itoa(g.total)}}
 	if g.blank > 0 {
 		v.Set("blank", strconv.Itoa(g.blank))
+	}
+	if g.since > 0 {
+		v.Set("since", strconv.FormatInt(g.since, 10))
 	}
 	if g.uuid != "" {
 		v.Set("uuid", g.uuid)
@@ -45,7 +51,10 @@ func parseGoal(handle string) (goal, error) {
 	if err == nil && v.Has("blank") {
 		g.blank, err = strconv.Atoi(v.Get("blank"))
 	}
-	if err != nil || g.spec == "" || g.total < 0 || g.blank < 0 {
+	if err == nil && v.Has("since") {
+		g.since, err = strconv.ParseInt(v.Get("since"), 10, 64)
+	}
+	if err != nil || g.spec == "" || g.total < 0 || g.blank < 0 || g.since < 0 {
 		return goal{}, fmt.Errorf("read operation: %q names no specification and total", handle)
 	}
 	return g, nil
@@ -111,6 +120,17 @@ func (t *tally) fewer(count int, d *row) int {
 		return count
 	}
 	return max(count, t.present, 1) - 1
+}
+
+// overdue ends an operation of which nothing shows and whose time is over: the manager may have forgotten it, as one that
+// was started anew may, or shows such work to nobody.
+func (g goal) overdue(op fabric.Operation, shows bool, now time.Time, most time.Duration) fabric.Operation {
+	if op.State != fabric.Pending || shows || g.since == 0 || now.Sub(time.Unix(g.since, 0)) < most {
+		return op
+	}
+	op.State = fabric.Failed
+	op.Fault = &device.Fault{Class: device.FaultUnknown, Message: fmt.Sprintf("nothing of it shows, and the %s that it may take are over", most)}
+	return op
 }
 
 // attached says how far an attach is.

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -286,6 +287,31 @@ func TestProgress(t *testing.T) {
 	}
 }
 
+// TestOverdue: what shows nowhere is waited for as long as a call may take, and what is seen to be under way for ever.
+func TestOverdue(t *testing.T) {
+	const most = 3 * time.Minute
+	begun := time.Unix(1e9, 0)
+	for _, tt := range []struct {
+		name  string
+		state fabric.OperationState
+		shows bool
+		since int64
+		after time.Duration
+		want  fabric.OperationState
+	}{
+		{"in time", fabric.Pending, false, begun.Unix(), most - time.Second, fabric.Pending},
+		{"over", fabric.Pending, false, begun.Unix(), most, fabric.Failed},
+		{"over, and it shows", fabric.Pending, true, begun.Unix(), time.Hour, fabric.Pending},
+		{"over, and done", fabric.Done, false, begun.Unix(), time.Hour, fabric.Done},
+		{"since when is not known", fabric.Pending, false, 0, time.Hour, fabric.Pending},
+	} {
+		op := goal{since: tt.since}.overdue(fabric.Operation{State: tt.state}, tt.shows, begun.Add(tt.after), most)
+		if op.State != tt.want || (op.Fault != nil) != (tt.want == fabric.Failed) || op.Fault != nil && op.Fault.Definite() {
+			t.Errorf("%s: %+v, want it %s", tt.name, op, tt.want)
+		}
+	}
+}
+
 func TestGroups(t *testing.T) {
 	groups, err := decodeGroups([]byte(`{"nodegroups":[{"uuid":"g1","name":"a"},{"name":"b"}]}`))
 	if err != nil || !slices.Equal(groups, []string{"g1"}) {
@@ -355,7 +381,7 @@ func FuzzDecodeMachine(f *testing.F) {
 }
 
 func FuzzParseGoal(f *testing.F) {
-	f.Add(goal{spec: "s & t", total: 3, blank: 1, uuid: "r1"}.handle())
+	f.Add(goal{spec: "s & t", total: 3, blank: 1, since: 1e9, uuid: "r1"}.handle())
 	f.Add("spec=x&total=1")
 	f.Add("total=%zz")
 	f.Fuzz(func(t *testing.T, handle string) {
