@@ -16,10 +16,13 @@ FROM    ?= 1
 # What needs a cluster of its own and takes minutes is not part of the unit tests.
 UNITS = $(shell go list ./... | grep -v -e /test/e2e -e /test/fences)
 
+# The faces of fabric managers are those that let the agent's driver do what a driver does.
+FACES = $(patsubst %/conformance_test.go,./%,$(wildcard cmd/cohdi-sim/internal/*/conformance_test.go))
+
 .DEFAULT_GOAL := help
 .PHONY: help
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 ##### The main job
 
@@ -78,6 +81,13 @@ sim: ## Play whole clusters on one thread: SEEDS=2000 of them, FROM=1
 .PHONY: sim-mutants
 sim-mutants: ## Show that the simulation catches what it is for, on broken variants of the agent
 	go run ./test/mutants
+
+.PHONY: fabric-conformance
+fabric-conformance: ## Play every fault on every fabric manager's face, in every kind of installation: UPDATE=1 keeps the table
+	go test -count=1 -timeout=1h ./internal/fabric/...
+	go test -count=1 -timeout=2h $(FACES) -args -full
+	go test -c -o $(BIN)/matrix.test ./cmd/cohdi-sim/internal/matrix
+	cd cmd/cohdi-sim/internal/matrix && $(CURDIR)/$(BIN)/matrix.test -test.timeout=2h -test.run '^Test(Rows|Matrix|Capabilities)$$' -full $(if $(UPDATE),-update)
 
 .PHONY: e2e
 e2e: tools programs image ## End-to-end tests on a real cluster, which stays up: RUN=regex chooses

@@ -5,7 +5,6 @@ package cdim
 import (
 	"bytes"
 	"encoding/json"
-	"flag"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -149,9 +148,9 @@ func (b *bench) client() *client.Client {
 	return c
 }
 
-// full runs all settings; otherwise those that differ most.
-var full = flag.Bool("full", false, "run the conformance suite for all kinds of installations, and not for a sample")
+var full = facetest.Full()
 
+// settings are those that differ most, or all of them.
 func settings() map[string]setting {
 	out := map[string]setting{
 		"oss/gateway, stale": {dialect: "oss", gateway: true, account: true, stale: 200 * time.Millisecond},

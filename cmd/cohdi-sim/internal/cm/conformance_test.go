@@ -30,9 +30,18 @@ cm:
 timing: {attachDelay: 20s, detachDelay: 20s}
 `
 
-// policies are all values of the face's policies that are not the default, and some that go together.
+var full = facetest.Full()
+
+// policies are all values of the face's policies that are not the default, and some that go together; or those alone that
+// differ most.
 func policies() map[string]simapi.Policies {
 	all := map[string]simapi.Policies{"default": {}}
+	if !*full {
+		all["partial_and_atComplete_absent"] = simapi.Policies{
+			Serialization: "busy409", CM: simapi.CMPolicies{Count: "atComplete", Progress: "absent", Detail: "partial", Answer: "empty", Refusal: "html"},
+		}
+		return all
+	}
 	for name, p := range map[string]simapi.CMPolicies{
 		"count_atComplete":         {Count: "atComplete"},
 		"progress_withID":          {Progress: "withID"},

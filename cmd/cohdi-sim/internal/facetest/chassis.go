@@ -5,6 +5,7 @@ package facetest
 import (
 	"context"
 	"encoding/pem"
+	"flag"
 	"maps"
 	"net"
 	"net/http"
@@ -40,6 +41,12 @@ devices:
   - {id: b, count: 1, model: ` + fabrictest.ModelB + `}
 `
 
+// Full is the flag that has a face's tests play all kinds of installations, and not those alone that differ most. A test
+// package declares it once.
+func Full() *bool {
+	return flag.Bool("full", false, "play all kinds of installations, and not a sample")
+}
+
 // Page is what a gateway says that is not the manager.
 const Page = "<html><body>Bad gateway</body></html>"
 
@@ -72,24 +79,25 @@ type Chassis struct {
 }
 
 // New builds a chassis of a description.
-func New(t testing.TB, description string, o Options) *Chassis {
-	t.Helper()
+func New(tb testing.TB, description string, o Options) *Chassis {
+	tb.Helper()
 	cfg, err := config.Parse([]byte(description))
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	c := &Chassis{T: t, Config: cfg, Faults: fault.New(clock.RealClock{}), Tokens: idm.New(cfg, skewed{by: o.Skew}), clk: o.Clock, path: o.StatePath}
+	c := &Chassis{T: tb, Config: cfg, Faults: fault.New(clock.RealClock{}), Tokens: idm.New(cfg, skewed{by: o.Skew}), clk: o.Clock, path: o.StatePath}
 	if c.clk == nil {
 		c.clk = clock.RealClock{}
 	}
 	if o.InMemory {
 		c.wire = newWire()
 	}
-	c.Build()
-	if err := c.Core.SetPolicies(o.Policies); err != nil {
-		t.Fatal(err)
+	if err := config.CheckPolicies(o.Policies); err != nil {
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() { c.Core.Close() })
+	cfg.Policies = config.MergePolicies(cfg.Policies, o.Policies)
+	c.Build()
+	tb.Cleanup(func() { c.Core.Close() })
 	return c
 }
 
@@ -101,6 +109,9 @@ func (c *Chassis) Build() {
 		c.T.Fatal(err)
 	}
 }
+
+// StatePath is where the chassis keeps its state, if it does.
+func (c *Chassis) StatePath() string { return c.path }
 
 // skewed is a clock that is ahead.
 type skewed struct {

@@ -3,6 +3,7 @@
 package fm
 
 import (
+	"maps"
 	"net/http"
 	"testing"
 
@@ -18,22 +19,50 @@ import (
 // hands are what the conformance suite has on the chassis.
 type hands struct{ *facetest.Chassis }
 
-// TestFace_conformance lets the agent's client, which was written from the same facts and without sight of this face, do
-// everything that it can do.
-func TestFace_conformance(t *testing.T) {
-	fabrictest.Run(t, func(t *testing.T) (fabric.Manager, fabrictest.Control) {
-		t.Helper()
-		c := hands{facetest.New(t, facetest.Pool, facetest.Options{})}
-		c.Serve(true, map[string]http.Handler{
-			"/id_manager/": c.Faults.Wrap("idm", c.Tokens.Handler()),
-			"/":            c.Faults.Wrap("fm", New(c.Core, c.Tokens, c.Config).Handler()),
-		})
-		m, err := client.New(client.Config{Endpoint: c.Server.URL, Tenant: c.Config.Tenant, Credentials: c.Secret(c.Files())})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return m, c
+var full = facetest.Full()
+
+// policies are all values of the face's policies; or those alone that differ most.
+func policies() map[string]simapi.Policies {
+	all := map[string]simapi.Policies{"default": {}, "allResources_busy409_409_204": {AttachAnswer: "allResources", Serialization: "busy409", NoCapacity: "409", DetachAnswer: "204"}}
+	if !*full {
+		return all
+	}
+	maps.Copy(all, map[string]simapi.Policies{
+		"reordered":     {AttachAnswer: "reordered"},
+		"withoutSerial": {AttachAnswer: "withoutSerial"},
+		"empty":         {AttachAnswer: "empty"},
+		"perFabric":     {Serialization: "perFabric"},
+		"none":          {Serialization: "none"},
+		"worst":         {Pick: "worst"},
+		"400_partial":   {NoCapacity: "400", Shortage: "partial"},
+		"empty200":      {NoCapacity: "empty200"},
+		"404":           {UnknownModel: "404"},
+		"200":           {UnknownDetach: "200", DetachInUse: "409"},
 	})
+	return all
+}
+
+// TestFace_conformance lets the agent's client, which was written from the same facts and without sight of this face, do
+// everything that it can do, under each policy.
+func TestFace_conformance(t *testing.T) {
+	for name, p := range policies() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			fabrictest.Run(t, func(t *testing.T) (fabric.Manager, fabrictest.Control) {
+				t.Helper()
+				c := hands{facetest.New(t, facetest.Pool, facetest.Options{Policies: p})}
+				c.Serve(true, map[string]http.Handler{
+					"/id_manager/": c.Faults.Wrap("idm", c.Tokens.Handler()),
+					"/":            c.Faults.Wrap("fm", New(c.Core, c.Tokens, c.Config).Handler()),
+				})
+				m, err := client.New(client.Config{Endpoint: c.Server.URL, Tenant: c.Config.Tenant, Credentials: c.Secret(c.Files())})
+				if err != nil {
+					t.Fatal(err)
+				}
+				return m, c
+			})
+		})
+	}
 }
 
 func (c hands) Attached(m device.Machine) []string {
