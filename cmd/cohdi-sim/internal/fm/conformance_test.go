@@ -21,21 +21,21 @@ type hands struct{ *facetest.Chassis }
 
 var full = facetest.Full()
 
-// policies are all values of the face's policies; or those alone that differ most.
+// policies are all values of the face's policies; or those alone that differ most. That none is free cannot be told from a
+// success without words (empty200): no driver can do what the suite asks there.
 func policies() map[string]simapi.Policies {
-	all := map[string]simapi.Policies{"default": {}, "allResources_busy409_409_204": {AttachAnswer: "allResources", Serialization: "busy409", NoCapacity: "409", DetachAnswer: "204"}}
+	all := map[string]simapi.Policies{"default": {}, "allResources_busy409_409": {AttachAnswer: "allResources", Serialization: "busy409", NoCapacity: "409"}}
 	if !*full {
 		return all
 	}
 	maps.Copy(all, map[string]simapi.Policies{
 		"reordered":     {AttachAnswer: "reordered"},
 		"withoutSerial": {AttachAnswer: "withoutSerial"},
-		"empty":         {AttachAnswer: "empty"},
+		"empty_204":     {AttachAnswer: "empty", DetachAnswer: "204"},
 		"perFabric":     {Serialization: "perFabric"},
 		"none":          {Serialization: "none"},
 		"worst":         {Pick: "worst"},
 		"400_partial":   {NoCapacity: "400", Shortage: "partial"},
-		"empty200":      {NoCapacity: "empty200"},
 		"404":           {UnknownModel: "404"},
 		"200":           {UnknownDetach: "200", DetachInUse: "409"},
 	})
@@ -74,6 +74,9 @@ func (c hands) Fate(f fabrictest.Fate) bool {
 	if f == fabrictest.CredentialsEnded {
 		c.Tokens.RevokeAll()
 		return true
+	}
+	if f == fabrictest.Truncated && c.Core.Policies().DetachAnswer == "204" {
+		return false // no body, no end of it
 	}
 	rule, ok := facetest.Fate(f, `{"status":409,"detail":{"code":"E02XXXX","message":"another update is in progress"}}`)
 	if ok {

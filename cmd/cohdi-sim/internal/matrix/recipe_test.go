@@ -272,13 +272,16 @@ func tenMinutes(b *bench) {
 	}
 }
 
+// thorough: what takes long is done in full for one kind of installation, and as a sample for the others.
+func (b *bench) thorough() bool { return *full && b.setting.name == b.face.settings[0].name }
+
 // diesAtEachStep: a process dies before and after each step of a unit's life, and the next one goes on.
 func diesAtEachStep(b *bench) {
 	a := b.agent("n1")
 	wanted, deaths := b.wanted(modelA), 0
 	for _, after := range []bool{false, true} {
 		for at := 1; ; at++ {
-			if !*full && at%6 != 1 { // a sample
+			if !b.thorough() && at%6 != 1 { // a sample
 				continue
 			}
 			a.kill()
@@ -679,7 +682,7 @@ func otherSpelling(b *bench) {
 // dayOfFaults: one unit after another on both nodes, and something goes wrong with most of what is done, and in between.
 func dayOfFaults(b *bench) {
 	day := 2 * time.Hour
-	if *full && b.setting.name == b.face.settings[0].name {
+	if b.thorough() {
 		day = 24 * time.Hour
 	}
 	d := &dayOf{bench: b, r: rand.New(rand.NewPCG(1, 23))}
@@ -694,7 +697,7 @@ func dayOfFaults(b *bench) {
 	}
 	b.Faults.Clear("")
 	b.proved(fmt.Sprintf("%d disturbances, %d units came, %d failed", d.disturbed, d.served, d.failed))
-	if d.served < int(day/time.Hour) || d.failed > d.served || d.disturbed < d.served {
+	if d.served == 0 || d.served+d.failed < 2*int(day/time.Hour) || d.disturbed < d.served {
 		b.t.Errorf("in %s %d units came, %d failed, %d things went wrong", day, d.served, d.failed, d.disturbed)
 	}
 }
