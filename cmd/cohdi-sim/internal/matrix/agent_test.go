@@ -338,7 +338,9 @@ func (p *process) TellAttached(_ context.Context, l device.Lease) error {
 	})
 }
 
-func (p *process) Prepared(device.FabricID, device.Unit) (yes, known bool) { return false, true }
+func (p *process) Prepared(device.FabricID, device.Unit) (claims []string, known bool) {
+	return nil, true
+}
 
 func (p *process) Stored(context.Context, device.Lease, device.Lease)                     {}
 func (p *process) Deleted(context.Context, device.Lease)                                  {}
