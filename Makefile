@@ -27,7 +27,7 @@ help: ## Show this list
 ##### The main job
 
 .PHONY: demo
-demo: tools programs image ## Show the main job on a real cluster: KEEP=1 leaves it up, FABRIC=fm|cm|cdim chooses the manager
+demo: tools programs image ## Show the main job on a real cluster: KEEP=1 leaves it up, FABRIC=fm|cm|cdim|redfish|sunfish
 	go build -o $(BIN)/cohdi-demo ./test/demo
 	@$(BIN)/cohdi-demo -manager $(FABRIC)
 
@@ -101,7 +101,7 @@ cluster-test: tools $(CLUSTER) ## Test the cluster itself: takes down the one th
 	go test -count=1 -timeout=10m ./test/cluster/localkube -real
 
 .PHONY: cluster
-cluster: tools programs ## Start a cluster that stays, with the chassis of FABRIC=fm|cm|cdim
+cluster: tools programs ## Start a cluster that stays, with the chassis of FABRIC=fm|cm|cdim|redfish|sunfish
 	$(CLUSTER) up --manager $(FABRIC)
 
 .PHONY: deploy
