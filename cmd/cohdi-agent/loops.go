@@ -194,6 +194,13 @@ func (t *term) lead(ctx context.Context) error {
 	}
 	t.setLoop(loop)
 	defer t.setLoop(nil)
+	if watcher, can := t.m.managers[t.fabric.ID].Manager.(fabric.Watcher); can {
+		all.Go(func() {
+			if err := watcher.Watch(ctx, loop.Hint); err != nil && ctx.Err() == nil {
+				klog.FromContext(ctx).Info("The fabric manager tells of no changes; it is asked every now and then", "err", err)
+			}
+		})
+	}
 	loop.Run(ctx)
 	return nil
 }

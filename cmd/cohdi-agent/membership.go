@@ -119,6 +119,7 @@ func (m *membership) poke() {
 
 // run keeps the loops of the present seat running until ctx ends.
 func (m *membership) run(ctx context.Context) {
+	defer m.logOut(context.WithoutCancel(ctx))
 	stop, stopSurvey := func() {}, func() {}
 	defer func() { stop(); stopSurvey() }()
 	var all sync.WaitGroup
@@ -155,6 +156,24 @@ func (m *membership) run(ctx context.Context) {
 		}
 		timer.Stop()
 	}
+}
+
+// logOutMost bounds how long managers are told goodbye: sessions end by themselves, too.
+const logOutMost = 5 * time.Second
+
+// logOut ends the sessions at the managers, when nobody uses them any more.
+func (m *membership) logOut(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, logOutMost)
+	defer cancel()
+	var all sync.WaitGroup
+	for id, manager := range m.managers {
+		all.Go(func() {
+			if err := manager.Close(ctx); err != nil {
+				klog.FromContext(ctx).V(1).Info("The session at a fabric manager could not be ended", "fabric", id, "err", err)
+			}
+		})
+	}
+	all.Wait()
 }
 
 func (m *membership) present() seat {

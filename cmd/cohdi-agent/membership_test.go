@@ -7,6 +7,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -228,4 +229,33 @@ func TestFind_managerDown(t *testing.T) {
 		<-seen
 	}
 	p.is(t, firstMachine, true, "")
+}
+
+// parting is a manager that only ends.
+type parting struct {
+	fabric.Manager
+	hangs  bool
+	closed int
+}
+
+func (p *parting) Close(ctx context.Context) error {
+	p.closed++
+	if p.hangs {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return nil
+}
+
+// TestLogOut: every session ends, and a manager that does not answer holds up neither the others nor the end for long.
+func TestLogOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		quick, slow := &parting{}, &parting{hangs: true}
+		m := &membership{managers: map[device.FabricID]*manager{"0": {Manager: slow}, "1": {Manager: quick}}}
+		began := time.Now()
+		m.logOut(t.Context())
+		if quick.closed != 1 || slow.closed != 1 || time.Since(began) > logOutMost {
+			t.Errorf("closed %d and %d times, within %s", quick.closed, slow.closed, time.Since(began))
+		}
+	})
 }

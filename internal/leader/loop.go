@@ -65,6 +65,7 @@ type Loop struct {
 	mu        sync.Mutex // guards the following, written by the count that runs beside the loop
 	inventory pool.Inventory
 	counting  bool
+	hinted    bool // the manager says that something has changed
 }
 
 // New returns a loop for one term.
@@ -86,6 +87,15 @@ func (l *Loop) Poke() {
 	case l.poked <- struct{}{}:
 	default:
 	}
+}
+
+// Hint says that the manager may have something new to tell: it is asked soon, and not more often than otherwise. It
+// never blocks.
+func (l *Loop) Hint() {
+	l.mu.Lock()
+	l.hinted = true
+	l.mu.Unlock()
+	l.Poke()
 }
 
 // Run leads until ctx ends.
@@ -236,9 +246,11 @@ func (l *Loop) count(ctx context.Context, w pool.World) {
 	list := w.Settings.NeedsAttached() && due(l.listed, l.cfg.CountEvery)
 	limits := l.limitsDue(w)
 	l.mu.Lock()
-	same := maps.Equal(leased, l.inventory.Leased)
-	start := !l.counting && (list || len(limits) > 0 || due(l.counted, l.cfg.CountEvery) || !same && due(l.counted, l.cfg.CountPause))
+	news := l.hinted || !maps.Equal(leased, l.inventory.Leased)
+	start := !l.counting && (list || len(limits) > 0 || due(l.counted, l.cfg.CountEvery) || news && due(l.counted, l.cfg.CountPause))
+	list = list || start && l.hinted && w.Settings.NeedsAttached()
 	l.counting = l.counting || start
+	l.hinted = l.hinted && !start
 	l.mu.Unlock()
 	if !start {
 		return
@@ -353,7 +365,7 @@ func leasedDevices(leases []device.Lease) map[device.Unit]string {
 func (l *Loop) recount(wake time.Time) time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.counting || maps.Equal(leasedDevices(l.cfg.Leases.List()), l.inventory.Leased) {
+	if l.counting || !l.hinted && maps.Equal(leasedDevices(l.cfg.Leases.List()), l.inventory.Leased) {
 		return wake
 	}
 	if due := l.counted.Add(l.cfg.CountPause); wake.IsZero() || due.Before(wake) {

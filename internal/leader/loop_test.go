@@ -923,3 +923,30 @@ func TestLimits(t *testing.T) {
 		t.Errorf("attachable %v, want %v as before; asked for %v", got, want, r.limited)
 	}
 }
+
+// TestHint: what the manager hints at is asked for soon, and hints without end do not make it asked without end.
+func TestHint(t *testing.T) {
+	r := newRig()
+	l := r.loop()
+	l.cfg.Spawn = func(f func()) { f() }
+	l.Step(t.Context())
+	first := r.counts
+	l.Hint()
+	wake := l.Step(t.Context())
+	if r.counts != first || wake.After(r.clock.Now().Add(l.cfg.CountPause)) || wake.IsZero() {
+		t.Fatalf("counted %d times at once, next look at %s", r.counts-first, wake)
+	}
+	r.clock.SetTime(wake)
+	for range 100 {
+		l.Hint()
+		l.Step(t.Context())
+	}
+	if r.counts != first+1 {
+		t.Errorf("counted %d times within a moment of 100 hints, want once", r.counts-first)
+	}
+	r.clock.Step(l.cfg.CountPause)
+	l.Step(t.Context())
+	if r.counts != first+2 {
+		t.Errorf("counted %d times, want a second time for what was hinted at during the first", r.counts-first)
+	}
+}
