@@ -3,6 +3,7 @@
 package matrix
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"path/filepath"
@@ -325,15 +326,22 @@ func (b *bench) alter(id string, c simapi.DeviceChange) {
 	}
 }
 
-// byHand attaches a device as a person does, behind the agent's back.
+// byHand attaches a device as a person does, behind the agent's back, and again while the manager is busy.
 func (b *bench) byHand(machine, id string) {
 	b.t.Helper()
-	if _, err := b.chassis().Attach(b.t.Context(), core.AttachRequest{Machine: machine, Specs: []core.Spec{{Device: id, Count: 1}}, Caller: "person", Limit: -1}); err != nil {
-		b.t.Fatal(err)
+	for {
+		_, err := b.chassis().Attach(b.t.Context(), core.AttachRequest{Machine: machine, Specs: []core.Spec{{Device: id, Count: 1}}, Caller: "person", Limit: -1})
+		if err == nil {
+			return
+		}
+		if !errors.Is(err, core.ErrBusy) {
+			b.t.Fatal(err)
+		}
+		b.sleep(time.Second)
 	}
 }
 
-// on are the devices that a machine really has.
+// has are the devices that a machine really has.
 func (b *bench) has(machine string) []string {
 	var out []string
 	for _, d := range b.chassis().State().Devices {

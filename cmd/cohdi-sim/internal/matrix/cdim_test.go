@@ -80,7 +80,7 @@ func faceCDIM() *face {
 			}
 		},
 		call: 5 * time.Minute, settle: 11 * time.Minute,
-		requests: 60,
+		requests: 50,
 		not: map[string]string{
 			"paged lists":         "its inventory is whole, and of its jobs only the last ones are looked at.",
 			"partial attach":      "one device is asked for in each job; parts of a job of several are tried in the face's own tests.",

@@ -77,7 +77,7 @@ timing: {attachDelay: 20s, detachDelay: 20s, nodeDelay: 3s}
 			}
 		},
 		call: 3 * time.Minute, settle: time.Minute,
-		requests: 60,
+		requests: 36,
 		not: map[string]string{
 			"paged lists": "its lists are whole.",
 		},

@@ -61,7 +61,7 @@ func faceFM() *face {
 		blind:        failByPath("fm"),
 		refuseDetach: refuseChange(`{"status":409,"detail":{"code":"E02XXXX","message":"the device is in use"}}`),
 		call:         3 * time.Minute, settle: time.Minute,
-		requests: 20,
+		requests: 8,
 		not: map[string]string{
 			"paged lists": "its lists are whole.",
 			"stuck work":  "every call ends with the work; there is none that waits for a person.",

@@ -64,7 +64,7 @@ func parallelHosts(b *bench) {
 	b.proved("two wanted one")
 }
 
-// twoProcesses: an old process that has not ended works beside the new one.
+// twoProcesses: an old process that has not ended works beside the new one, until the device is there.
 func twoProcesses(b *bench) {
 	a := b.agent("n1")
 	old := a.p
@@ -74,13 +74,12 @@ func twoProcesses(b *bench) {
 	u := a.assign(modelA)
 	old.loop.Poke()
 	b.until("it has ended", 15*time.Minute, func() bool { return a.ended(u) })
+	old.end()
 	a.release(u)
-	old.loop.Poke()
 	a.gone(u)
 	if n := b.given(); n != 1 {
 		b.t.Errorf("%d devices were given", n)
 	}
-	old.end()
 }
 
 func tokenRevoked(b *bench) {
@@ -183,6 +182,23 @@ func lost(fate fabrictest.Fate) func(b *bench) {
 		b.next(fate, 1)
 		a.release(u)
 		a.gone(u)
+	}
+}
+
+// lostAndSlow: nobody knows of the work, and it goes on until after the time at which it is asked for again.
+func lostAndSlow(b *bench) {
+	a := b.agent("n1")
+	wanted := b.wanted(modelA)
+	took := 50 * time.Second // what one call may take is a minute
+	if b.leader.Capabilities().Asynchronous {
+		took = 150 * time.Second
+	}
+	b.slow(took)
+	b.next(fabrictest.LostAfter, 1)
+	u := a.want(modelA, wanted)
+	a.serves(u)
+	if n := b.given(); n != 1 {
+		b.t.Errorf("%d devices were given", n)
 	}
 }
 
@@ -585,6 +601,34 @@ func personsHand(b *bench) {
 	b.until("it is given up", 15*time.Minute, func() bool { return a.lease(u).Phase == device.Failed })
 	if got := a.lease(u); got.Failure.Reason != "Vanished" {
 		b.t.Errorf("lease %+v", got)
+	}
+}
+
+// handAmidAttach: a person attaches another device while the manager attaches the unit's.
+func handAmidAttach(b *bench) {
+	a := b.agent("n1")
+	u := a.assign(modelA)
+	b.until("it is coming", 5*time.Minute, func() bool { return b.given() == 1 })
+	theirs := "a-0"
+	if slices.Contains(b.has("n1"), theirs) {
+		theirs = "a-1"
+	}
+	b.byHand("n1", theirs)
+	b.proved("a person has attached " + theirs)
+	b.until("it has ended", 15*time.Minute, func() bool { return a.ended(u) })
+	l := a.lease(u)
+	// Where the manager says which GPU a device is, there is no doubt; else there may be, and then it is nobody's.
+	if l.Phase != device.Attached && (b.leader.Capabilities().Identity || l.Failure.Reason != "Ambiguous") {
+		b.t.Errorf("lease %+v\n%s", l, b.story())
+	}
+	b.sleep(2 * time.Minute)
+	if has := b.has("n1"); len(has) != 2 {
+		b.t.Errorf("n1 has %v, want both", has)
+	}
+	for _, id := range b.has("n1") {
+		if b.nameOf(id) != l.FabricDevice {
+			b.alter(id, simapi.DeviceChange{Action: simapi.DeviceFree})
+		}
 	}
 }
 

@@ -53,7 +53,7 @@ func rows() []row {
 			asks: "three units have three devices",
 		},
 		{
-			ids: []string{"SC3", "FT27"}, name: "hosts in parallel", layer: recipe, run: parallelHosts, changes: 40, lives: 12,
+			ids: []string{"SC3", "FT27"}, name: "hosts in parallel", layer: recipe, run: parallelHosts, changes: 40, lives: 12, more: 60,
 			asks: "each has its own; of two that want the last one, one gets it",
 		},
 		{
@@ -81,7 +81,7 @@ func rows() []row {
 			asks: "one login for each process",
 		},
 		{
-			ids: []string{"FT4", "SC13"}, name: "busy for 30 s", layer: recipe, run: busyStorm, changes: 12, lives: 2,
+			ids: []string{"FT4", "SC13"}, name: "busy for 30 s", layer: recipe, run: busyStorm, changes: 12, lives: 2, more: 20,
 			asks: "the same is asked every 5 s at most",
 		},
 		{
@@ -99,6 +99,10 @@ func rows() []row {
 		{
 			ids: []string{"FT7", "SC4"}, name: "answer cut off", layer: recipe, run: lost("Truncated"), changes: 2, lives: 2,
 			asks: "what came is taken, and nothing is asked again",
+		},
+		{
+			ids: []string{"FT7", "FT11", "SC4"}, name: "answer lost, work goes on", layer: recipe, run: lostAndSlow, changes: 4, lives: 5, more: 300,
+			asks: "asking again amid the work brings no second device",
 		},
 		{
 			ids: []string{"FT8", "SC4"}, name: "request lost", layer: recipe, run: lost("LostBefore"), changes: 4, lives: 4, more: 300,
@@ -175,6 +179,10 @@ func rows() []row {
 		{
 			ids: []string{"FT23", "SC18"}, name: "a person's hand", layer: recipe, run: personsHand, changes: 4, lives: 4, more: 60,
 			asks: "what a person attached is left alone, what a person took is given up",
+		},
+		{
+			ids: []string{"FT23", "SC18"}, name: "a person's hand amid an attach", layer: recipe, run: handAmidAttach, changes: 4, lives: 4, more: 120,
+			asks: "one of the two is the unit's, if it can be told which GPU that is; the other is left alone",
 		},
 		{
 			ids: []string{"FT24", "SC19"}, name: "the manager starts anew", layer: recipe, run: managerRestarts, restarts: true, changes: 4, lives: 6, more: 300,
