@@ -297,7 +297,7 @@ func diesAtEachStep(b *bench) {
 	wanted, deaths := b.wanted(modelA), 0
 	for _, after := range []bool{false, true} {
 		for at := 1; ; at++ {
-			if !b.thorough() && at%6 != 1 { // a sample
+			if !b.thorough() && at%9 != 1 { // a sample
 				continue
 			}
 			a.kill()
@@ -725,7 +725,7 @@ func otherSpelling(b *bench) {
 
 // dayOfFaults: one unit after another on both nodes, and something goes wrong with most of what is done, and in between.
 func dayOfFaults(b *bench) {
-	day := 2 * time.Hour
+	day := time.Hour
 	if b.thorough() {
 		day = 24 * time.Hour
 	}
