@@ -110,6 +110,7 @@ func TestAgentKilledWhileReleasing(t *testing.T) {
 			units, _ := s.units("pod")
 			s.delete("pod")
 			s.idle(units[0])
+			s.forgotten(node)
 			s.prepare(m)
 			if err := s.giveBack(t.Context()); err != nil {
 				t.Fatal(err)
