@@ -27,11 +27,11 @@ func (o *Observation) deadline() time.Time {
 	if o.MaySend || o.refused() {
 		asked = time.Time{} // it waits for its turn
 	}
-	return o.Settings.until(o.taken(), asked)
+	return o.Settings.Until(o.taken(), asked)
 }
 
-// until is when an attach has had its time.
-func (s *Settings) until(taken, asked time.Time) time.Time {
+// Until is when an attach has had its time that was taken and asked for then; zero is not yet.
+func (s *Settings) Until(taken, asked time.Time) time.Time {
 	switch most := taken.Add(s.Patience); {
 	case s.Patience == 0:
 		return taken.Add(s.Deadline)
@@ -40,9 +40,6 @@ func (s *Settings) until(taken, asked time.Time) time.Time {
 	}
 	return asked.Add(s.Deadline)
 }
-
-// Until is when the call for a unit that was taken has had its time, if it is made now.
-func (s *Settings) Until(taken, now time.Time) time.Time { return s.until(taken, now) }
 
 // taken is when the lease was taken, by our clock: until the intent is stored the time is the leader's, and the
 // attach must not be late before it began because that clock is behind.
@@ -123,6 +120,28 @@ func (o *Observation) mayStillGo() bool {
 // detachSent: this process has had the manager detach it, or was told that it is not there.
 func (o *Observation) detachSent() bool {
 	return o.Last != nil && (o.Last.Fault == nil || !passing(o.Last.Fault))
+}
+
+// leadsToCall: the action is a call that changes something, or the last look before one. A node that gave up its turn in
+// between would wait in the line again, and its look would be old again when the turn comes.
+func (o *Observation) leadsToCall(k Kind) bool {
+	switch k {
+	case StoreIntent, SendAttach, SendDetach:
+		return true
+	case ListFabric:
+		switch o.Lease.Phase {
+		case device.Assigned:
+			return true
+		case device.Attaching:
+			return o.Lease.FabricDevice == "" && (o.MaySend || o.refused())
+		case device.Releasing:
+			return o.function() == nil && !o.detachSent() && !o.unanswered()
+		default:
+			return false
+		}
+	default:
+		return false
+	}
 }
 
 // Excludes tells whether a unit in phase p must not have the manager called while another unit of the machine does

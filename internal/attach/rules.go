@@ -24,10 +24,11 @@ type rule struct {
 // for a moment, whichever it is.
 func Next(o Observation) Decision {
 	d, rule := next(&o)
+	turn := d.Turn || o.leadsToCall(d.Kind) || o.leadsToCall(o.Running)
 	if t := o.Tried[d.Kind]; t.Err != nil && o.Now.Before(t.At.Add(o.Settings.Retry)) {
 		d = o.waitUntil(t.At.Add(o.Settings.Retry), "tried again soon: %v", t.Err)
 	}
-	d.Rule = rule
+	d.Rule, d.Turn = rule, turn
 	return d
 }
 

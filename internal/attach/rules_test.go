@@ -230,7 +230,7 @@ var table = map[device.Phase][]row{
 		{situation: "a lease of the node is unreadable", mods: with(unreadable), rule: "write ahead", want: Wait, wake: 3 * time.Minute},
 		{situation: "another unit's call is open beyond the deadline", mods: with(openFor(time.Hour)), rule: "write ahead", want: Wait, wake: 3 * time.Minute},
 		{situation: "another unit's call was open", mods: with(openFor(-time.Second)), rule: "write ahead", want: StoreIntent},
-		{situation: "list is old", mods: with(stale), rule: "look first", want: ListFabric},
+		{situation: "list is old", mods: with(stale), rule: "look first", want: ListFabric, check: takesTurn},
 		{situation: "list failed just now", mods: with(listFails(time.Second)), rule: "look first", want: Wait, wake: 6 * time.Second},
 		{situation: "list failed a while ago", mods: with(listFails(time.Minute)), rule: "look first", want: ListFabric},
 		{situation: "claim gone", mods: with(nobody), rule: "nobody wants it", want: Delete},
@@ -253,7 +253,8 @@ var table = map[device.Phase][]row{
 				t.Errorf("what was here before (-want +got):\n%s", diff)
 			}
 		}},
-		{situation: "an action runs", mods: with(running(Store)), rule: "running", want: Wait},
+		{situation: "an action runs", mods: with(running(Store)), rule: "running", want: Wait, check: leavesTurn},
+		{situation: "the last look before the call runs", mods: with(running(ListFabric), stale), rule: "running", want: Wait, check: takesTurn},
 		{situation: "storing failed just now", mods: with(tried(StoreIntent, time.Second, errTry)), rule: "write ahead", want: Wait, wake: time.Second},
 	},
 	device.Attaching: {
@@ -262,7 +263,7 @@ var table = map[device.Phase][]row{
 		{situation: "intent stored, another unit gave a device back", mods: with(maySend, alsoHere("d9", model), claimed("d9")), rule: "stored, machine as it was", want: SendAttach},
 		{situation: "busy a while ago, another unit's call is open", mods: with(answered(device.FaultBusy, time.Minute), openFor(time.Minute)), rule: "refused, ask again", want: Wait, wake: time.Minute},
 		{situation: "reply lost, listed, another unit's call is open", mods: with(here(ours), openFor(time.Minute)), rule: "one came", want: Store, check: became1},
-		{situation: "intent stored, list old", mods: with(maySend, stale), rule: "look again", want: ListFabric},
+		{situation: "intent stored, list old", mods: with(maySend, stale), rule: "look again", want: ListFabric, check: takesTurn},
 		{situation: "intent stored, somebody attached another", mods: with(maySend, alsoHere("d9", model)), rule: "stored, not so any more", want: StoreIntent},
 		{situation: "intent stored long ago, while the list failed", mods: with(maySend, settled), rule: "stored, machine as it was", want: SendAttach},
 		{situation: "intent stored, claim gone", mods: with(maySend, nobody), rule: "stored and unwanted", want: Delete},
@@ -360,7 +361,7 @@ var table = map[device.Phase][]row{
 		{situation: "conflict a while ago", mods: with(answered(device.FaultConflict, time.Minute)), rule: "refused, ask again", want: StoreIntent},
 		{situation: "busy until too late", mods: with(answered(device.FaultBusy, time.Second), late), rule: "refused, too late", want: Store, check: both(failed1("AttachTimeout", device.BlameUnit), unasked)},
 		{situation: "list fails, too late", mods: with(listFails(time.Minute), late), rule: "too late, list fails", want: Store, check: both(failed1("AttachTimeout", device.BlameUnit), asked1)},
-		{situation: "list fails, not too late", mods: with(listFails(time.Minute)), rule: "look again", want: ListFabric},
+		{situation: "list fails, not too late", mods: with(listFails(time.Minute)), rule: "look again", want: ListFabric, check: leavesTurn},
 		{situation: "list failed, the deadline comes first", mods: with(listFails(time.Second), func(o *Observation) { o.Lease.AcquiredAt = ago(4*time.Minute - time.Second) }), rule: "look again", want: Wait, wake: time.Second},
 		// The device.
 		{situation: "all show it", mods: with(became, here(ours), bound, seen(ours)), rule: "seen by all", want: Store, check: func(t *testing.T, d Decision) {
@@ -509,7 +510,7 @@ var table = map[device.Phase][]row{
 		}},
 		{situation: "prepared, as told", mods: with(prepared, heldBy("a container"), toldHeld), rule: "still prepared", want: Wait},
 		{situation: "checkpoint unknown", mods: with(unknown), rule: "still prepared", want: Wait},
-		{situation: "the driver hides it, list old", mods: with(unseen, stale), rule: "known by its address, look", want: ListFabric},
+		{situation: "the driver hides it, list old", mods: with(unseen, stale), rule: "known by its address, look", want: ListFabric, check: leavesTurn},
 		{situation: "the driver hides it", mods: with(unseen), rule: "off the bus", want: Remove},
 		{situation: "detached, something else came to its address", mods: with(unseen, notHere, tried(Remove, 2*time.Second, nil), answered("", time.Second)), rule: "back in the pool", want: Delete},
 		{situation: "detached by a former run, something else came to its address", mods: with(unseen, notHere, foundBefore(time.Hour), tried(Discover, time.Second, nil)), rule: "not listed, but not detached by us", want: SendDetach},
@@ -527,7 +528,7 @@ var table = map[device.Phase][]row{
 		{situation: "drained by a former run", mods: with(seen(""), draining), rule: "drained by a former run", want: Undrain},
 		{situation: "removed just now, still there", mods: with(draining, tried(Drain, 2*time.Second, nil), tried(Remove, time.Second, nil)), rule: "not off the bus", want: Wait, wake: 2 * time.Second},
 		{situation: "off the bus", mods: with(offBus), rule: "off the fabric", want: SendDetach},
-		{situation: "off the bus, list old", mods: with(offBus, stale), rule: "look", want: ListFabric},
+		{situation: "off the bus, list old", mods: with(offBus, stale), rule: "look", want: ListFabric, check: takesTurn},
 		{situation: "off the bus, another node goes first", mods: with(offBus, outOfTurn), rule: "not its turn", want: Wait, check: takesTurn},
 		{situation: "detached, another node goes first", mods: with(offBus, outOfTurn, notHere, answered("", time.Second)), rule: "back in the pool", want: Delete},
 		{situation: "reply lost, still listed, another node goes first", mods: with(offBus, outOfTurn, answered(device.FaultUnknown, time.Second)), rule: "unknown, may still go", want: Wait, wake: 4 * time.Second},
@@ -664,6 +665,13 @@ func worksOn1(t *testing.T, d Decision) {
 	t.Helper()
 	if d.Lease.Work != "job-1" {
 		t.Errorf("work = %q: the next run could not ask what became of it", d.Lease.Work)
+	}
+}
+
+func leavesTurn(t *testing.T, d Decision) {
+	t.Helper()
+	if d.Turn {
+		t.Error("the node would keep others from their turn")
 	}
 }
 

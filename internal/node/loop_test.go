@@ -399,6 +399,65 @@ func TestWork(t *testing.T) {
 	r.innocent(t)
 }
 
+// line is the nodes' line as the test has it.
+type line struct {
+	mine   bool
+	wanted []bool // what was said, in order, each change once
+}
+
+func (l *line) Before() (int, bool) { return 1, l.mine }
+
+func (l *line) Want(want bool) {
+	if n := len(l.wanted); n == 0 && want || n > 0 && l.wanted[n-1] != want {
+		l.wanted = append(l.wanted, want)
+	}
+}
+
+// TestTurn: a node that has waited long for its turn keeps it until the manager has done what it is asked for, though what
+// it knew of the machine is old by then; and hands it on after that.
+func TestTurn(t *testing.T) {
+	for name, jobs := range map[string]bool{"answers when it is done": false, "works on it": true} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(1)
+			r.jobs = jobs
+			r.assign(unit0, "c")
+			turns := &line{}
+			l := r.loop(inline)
+			l.cfg.Turns = turns
+			wait := func() { // another node's work takes its time
+				turns.mine = false
+				for range 20 {
+					l.Step(t.Context())
+					r.clock.Step(time.Second)
+				}
+				turns.mine = true
+			}
+			wait()
+			if len(r.calls) > 0 {
+				t.Fatalf("asked out of turn: %v", r.calls)
+			}
+			r.settle(t, l)
+			if diff := cmp.Diff([]bool{true, false}, turns.wanted); diff != "" || r.lease(unit0).Phase != device.Attached {
+				t.Fatalf("the turn was wanted (-want +got):\n%s\nlease %+v", diff, r.lease(unit0))
+			}
+			r.clear(unit0)
+			r.settle(t, l)
+			r.clock.Step(time.Minute)
+			r.release(unit0)
+			turns.wanted = nil
+			wait()
+			if len(r.calls) != 1 {
+				t.Fatalf("asked out of turn: %v", r.calls)
+			}
+			r.settle(t, l)
+			if diff := cmp.Diff([]bool{true, false}, turns.wanted); diff != "" || len(r.leases) != 0 {
+				t.Errorf("the turn was wanted (-want +got):\n%s\nleases %v", diff, r.leases)
+			}
+			r.innocent(t)
+		})
+	}
+}
+
 // TestManagerUnreachable: no claim is failed before its deadline for a manager that cannot be reached.
 func TestManagerUnreachable(t *testing.T) {
 	r := newRig(1)
