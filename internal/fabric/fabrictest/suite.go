@@ -155,7 +155,7 @@ func (s *suite) attachNow(in fabric.Intent) (fabric.Operation, error) {
 	if err != nil {
 		return op, err
 	}
-	return fabric.Wait(s.Context(), s.clk, s.m, op)
+	return Wait(s.Context(), s.clk, s.m, op)
 }
 
 func (s *suite) detachNow(in fabric.Intent) error {
@@ -163,7 +163,7 @@ func (s *suite) detachNow(in fabric.Intent) error {
 	if err != nil {
 		return err
 	}
-	_, err = fabric.Wait(s.Context(), s.clk, s.m, op)
+	_, err = Wait(s.Context(), s.clk, s.m, op)
 	return err
 }
 
@@ -479,7 +479,7 @@ func (s *suite) attachOneAtATime() {
 	} else {
 		s.fault(err, device.FaultBusy)
 	}
-	if _, err = fabric.Wait(s.Context(), s.clk, s.m, op); err != nil {
+	if _, err = Wait(s.Context(), s.clk, s.m, op); err != nil {
 		s.Fatal(err)
 	}
 	if other.State == "" {
@@ -487,7 +487,7 @@ func (s *suite) attachOneAtATime() {
 			s.Fatalf("attach when the first one is over: %v", err)
 		}
 	}
-	if _, err = fabric.Wait(s.Context(), s.clk, s.m, other); err != nil {
+	if _, err = Wait(s.Context(), s.clk, s.m, other); err != nil {
 		s.Fatal(err)
 	}
 	if a, b := s.c.Attached(MachineOne), s.c.Attached(MachineTwo); len(a) != 1 || len(b) != 1 {
@@ -513,7 +513,7 @@ func (s *suite) pollStored() {
 	if op, err = s.m.Poll(s.Context(), stored); err != nil || op.State == fabric.Pending && op.PollAfter <= 0 {
 		s.Errorf("poll of what was stored = %+v, %v, want it to say when to look again", op, err)
 	}
-	if stored, err = fabric.Wait(s.Context(), s.clk, s.m, stored); err != nil || stored.State != fabric.Done {
+	if stored, err = Wait(s.Context(), s.clk, s.m, stored); err != nil || stored.State != fabric.Done {
 		s.Fatalf("wait for what was stored = %+v, %v, want Done", stored, err)
 	}
 	if n := len(s.c.Attached(MachineOne)); n != 1 {
@@ -537,7 +537,7 @@ func (s *suite) pollLost() {
 	if err != nil || op.Handle == "" && op.State != fabric.Done {
 		s.Fatalf("poll = %+v, %v, want the operation with its handle", op, err)
 	}
-	if _, err = fabric.Wait(s.Context(), s.clk, s.m, op); err != nil {
+	if _, err = Wait(s.Context(), s.clk, s.m, op); err != nil {
 		s.Fatal(err)
 	}
 	if n := len(s.c.Attached(MachineOne)); n != 1 {

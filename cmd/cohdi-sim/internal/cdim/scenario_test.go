@@ -56,7 +56,7 @@ func (b *bench) wait(c *client.Client, op fabric.Operation) (fabric.Operation, e
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.t.Context(), 30*time.Second)
 	defer cancel()
-	return fabric.Wait(ctx, clock.RealClock{}, c, op)
+	return fabrictest.Wait(ctx, clock.RealClock{}, c, op)
 }
 
 // until polls until the operation is in the state.

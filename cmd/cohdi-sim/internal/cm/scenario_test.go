@@ -58,7 +58,7 @@ func (h *hands) wait(m fabric.Manager, op fabric.Operation) (fabric.Operation, e
 	// Virtual time passes as fast as the machine allows: what takes that long never ends.
 	ctx, cancel := context.WithTimeout(h.t.Context(), 20*time.Second)
 	defer cancel()
-	return fabric.Wait(ctx, h.Clock(), m, op)
+	return fabrictest.Wait(ctx, h.Clock(), m, op)
 }
 
 // stored is what another process reads of an operation.

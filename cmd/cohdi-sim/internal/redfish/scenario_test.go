@@ -59,7 +59,7 @@ func (b *bench) wait(c *client.Client, op fabric.Operation, err error) (fabric.O
 	}
 	ctx, cancel := context.WithTimeout(b.t.Context(), 30*time.Second)
 	defer cancel()
-	return fabric.Wait(ctx, clock.RealClock{}, c, op)
+	return fabrictest.Wait(ctx, clock.RealClock{}, c, op)
 }
 
 func (b *bench) attach(c *client.Client, in fabric.Intent) fabric.Operation {

@@ -14,6 +14,7 @@ import (
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/simapi"
 	"github.com/cohdi/cohdi-agent/internal/fabric"
 	"github.com/cohdi/cohdi-agent/internal/fabric/cdim"
+	"github.com/cohdi/cohdi-agent/internal/fabric/fabrictest"
 )
 
 const cdimChassis = `
@@ -52,7 +53,7 @@ func TestSimulator_servesCDIM(t *testing.T) {
 			Machine: "00000000-0000-4000-8000-000000000001", Model: "A", Device: free["A"].Devices[0].ID,
 		})
 		if err == nil {
-			op, err = fabric.Wait(t.Context(), clock.RealClock{}, c, op)
+			op, err = fabrictest.Wait(t.Context(), clock.RealClock{}, c, op)
 		}
 		if err != nil || op.State != fabric.Done {
 			t.Fatalf("attach = %+v, %v", op, err)

@@ -15,6 +15,7 @@ import (
 	"github.com/cohdi/cohdi-agent/internal/device"
 	"github.com/cohdi/cohdi-agent/internal/fabric"
 	"github.com/cohdi/cohdi-agent/internal/fabric/cm"
+	"github.com/cohdi/cohdi-agent/internal/fabric/fabrictest"
 )
 
 const cmChassis = `
@@ -51,7 +52,7 @@ func TestSimulator_servesCM(t *testing.T) {
 	for n := range 2 {
 		op, err = c.Attach(t.Context(), fabric.Intent{Machine: machine, Model: "A"})
 		if err == nil {
-			_, err = fabric.Wait(t.Context(), clock.RealClock{}, c, op)
+			_, err = fabrictest.Wait(t.Context(), clock.RealClock{}, c, op)
 		}
 		if err != nil {
 			t.Fatal(err)

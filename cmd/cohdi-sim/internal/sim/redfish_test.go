@@ -14,6 +14,7 @@ import (
 
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/simapi"
 	"github.com/cohdi/cohdi-agent/internal/fabric"
+	"github.com/cohdi/cohdi-agent/internal/fabric/fabrictest"
 	"github.com/cohdi/cohdi-agent/internal/fabric/redfish"
 )
 
@@ -57,7 +58,7 @@ func TestSimulator_servesRedfish(t *testing.T) {
 		}
 		op, failed := c.Attach(t.Context(), fabric.Intent{Machine: "00000000-0000-4000-8000-000000000001", Model: "A"})
 		if failed == nil {
-			op, failed = fabric.Wait(t.Context(), clock.RealClock{}, c, op)
+			op, failed = fabrictest.Wait(t.Context(), clock.RealClock{}, c, op)
 		}
 		if failed != nil || op.State != fabric.Done {
 			t.Fatalf("attach = %+v, %v", op, failed)

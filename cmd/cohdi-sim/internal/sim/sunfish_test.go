@@ -9,6 +9,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/cohdi/cohdi-agent/internal/fabric"
+	"github.com/cohdi/cohdi-agent/internal/fabric/fabrictest"
 	"github.com/cohdi/cohdi-agent/internal/fabric/sunfish"
 )
 
@@ -33,7 +34,7 @@ func TestSimulator_servesSunfish(t *testing.T) {
 	}
 	op, err := c.Attach(t.Context(), fabric.Intent{Machine: "00000000-0000-4000-8000-000000000001", Model: "A"})
 	if err == nil {
-		op, err = fabric.Wait(t.Context(), clock.RealClock{}, c, op)
+		op, err = fabrictest.Wait(t.Context(), clock.RealClock{}, c, op)
 	}
 	if err != nil || op.State != fabric.Done {
 		t.Fatalf("attach = %+v, %v", op, err)

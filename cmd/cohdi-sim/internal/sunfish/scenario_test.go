@@ -34,7 +34,7 @@ func (b *bench) attach(c *client.Client, m device.Machine, id string) (fabric.Op
 	if err != nil {
 		return op, err
 	}
-	return fabric.Wait(b.t.Context(), clock.RealClock{}, c, op)
+	return fabrictest.Wait(b.t.Context(), clock.RealClock{}, c, op)
 }
 
 func modelOf(id string) string {
@@ -50,7 +50,7 @@ func (b *bench) detach(c *client.Client, m device.Machine, id string) error {
 	if err != nil {
 		return err
 	}
-	_, err = fabric.Wait(b.t.Context(), clock.RealClock{}, c, op)
+	_, err = fabrictest.Wait(b.t.Context(), clock.RealClock{}, c, op)
 	return err
 }
 
@@ -288,7 +288,7 @@ func TestFace_polled(t *testing.T) {
 		t.Fatalf("poll = %+v, %v, want it pending", op, err)
 	}
 	b.catchUp()
-	op, err = fabric.Wait(t.Context(), clock.RealClock{}, b.client(), op)
+	op, err = fabrictest.Wait(t.Context(), clock.RealClock{}, b.client(), op)
 	if err != nil || len(op.Devices) != 1 {
 		t.Fatalf("wait = %+v, %v", op, err)
 	}
@@ -302,7 +302,7 @@ func TestFace_polled(t *testing.T) {
 	if _, err = other.Attach(t.Context(), fabric.Intent{Machine: one, Model: fabrictest.ModelA, Device: op.Devices[0].ID}); err != nil {
 		t.Fatal(err)
 	}
-	_, err = fabric.Wait(t.Context(), clock.RealClock{}, c, left)
+	_, err = fabrictest.Wait(t.Context(), clock.RealClock{}, c, left)
 	b.is(err, device.FaultUnknown, "connected again")
 	_, err = c.Poll(t.Context(), fabric.Operation{Kind: fabric.KindDetach, State: fabric.Pending, Intent: left.Intent})
 	b.is(err, device.FaultUnknown, "nothing is under way")

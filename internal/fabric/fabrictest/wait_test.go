@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package fabric
+package fabrictest
 
 import (
 	"context"
@@ -12,18 +12,19 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/cohdi/cohdi-agent/internal/device"
+	"github.com/cohdi/cohdi-agent/internal/fabric"
 )
 
 // script is a manager whose operation goes through the given states.
 type script struct {
-	Manager
+	fabric.Manager
 	t     *testing.T
-	polls []Operation
+	polls []fabric.Operation
 	fails int // so many polls fail first
 	fault error
 }
 
-func (s *script) Poll(_ context.Context, op Operation) (Operation, error) {
+func (s *script) Poll(_ context.Context, op fabric.Operation) (fabric.Operation, error) {
 	s.t.Helper()
 	if op.Handle != "job-1" {
 		s.t.Errorf("polled for %q, want job-1", op.Handle)
@@ -39,28 +40,28 @@ func (s *script) Poll(_ context.Context, op Operation) (Operation, error) {
 
 func TestWait(t *testing.T) {
 	refused := &device.Fault{Class: device.FaultNoCapacity, Op: "attach"}
-	in := func(state OperationState, after time.Duration) Operation {
-		return Operation{State: state, Handle: "job-1", PollAfter: after}
+	in := func(state fabric.OperationState, after time.Duration) fabric.Operation {
+		return fabric.Operation{State: state, Handle: "job-1", PollAfter: after}
 	}
-	failed := in(Failed, 0)
+	failed := in(fabric.Failed, 0)
 	failed.Fault = refused
 	tests := []struct {
 		name  string
-		begin Operation
-		polls []Operation
+		begin fabric.Operation
+		polls []fabric.Operation
 		fails int
 		fault error
-		state OperationState
+		state fabric.OperationState
 		class device.FaultClass
 		took  time.Duration
 	}{
-		{name: "done at once", begin: in(Done, 0), state: Done},
-		{name: "pending, then done", begin: in(Pending, time.Second), polls: []Operation{in(Pending, 2*time.Second), in(Done, 0)}, state: Done, took: 3 * time.Second},
-		{name: "no pause given", begin: in(Pending, 0), polls: []Operation{in(Done, 0)}, state: Done, took: minPoll},
-		{name: "suspended, then resumed", begin: in(Pending, time.Second), polls: []Operation{in(Suspended, time.Second), in(Done, 0)}, state: Done, took: 2 * time.Second},
-		{name: "failed", begin: in(Pending, time.Second), polls: []Operation{failed}, state: Failed, class: device.FaultNoCapacity, took: time.Second},
-		{name: "failed without a reason", begin: in(Failed, 0), state: Failed, class: device.FaultUnknown},
-		{name: "two polls fail", begin: in(Pending, time.Second), fails: 2, fault: refused, polls: []Operation{in(Done, 0)}, state: Done, took: 3 * time.Second},
+		{name: "done at once", begin: in(fabric.Done, 0), state: fabric.Done},
+		{name: "pending, then done", begin: in(fabric.Pending, time.Second), polls: []fabric.Operation{in(fabric.Pending, 2*time.Second), in(fabric.Done, 0)}, state: fabric.Done, took: 3 * time.Second},
+		{name: "no pause given", begin: in(fabric.Pending, 0), polls: []fabric.Operation{in(fabric.Done, 0)}, state: fabric.Done, took: minPoll},
+		{name: "suspended, then resumed", begin: in(fabric.Pending, time.Second), polls: []fabric.Operation{in(fabric.Suspended, time.Second), in(fabric.Done, 0)}, state: fabric.Done, took: 2 * time.Second},
+		{name: "failed", begin: in(fabric.Pending, time.Second), polls: []fabric.Operation{failed}, state: fabric.Failed, class: device.FaultNoCapacity, took: time.Second},
+		{name: "failed without a reason", begin: in(fabric.Failed, 0), state: fabric.Failed, class: device.FaultUnknown},
+		{name: "two polls fail", begin: in(fabric.Pending, time.Second), fails: 2, fault: refused, polls: []fabric.Operation{in(fabric.Done, 0)}, state: fabric.Done, took: 3 * time.Second},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -84,7 +85,7 @@ func TestWait(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			_, err := Wait(ctx, clock.RealClock{}, &script{t: t, fault: refused}, in(Pending, time.Second))
+			_, err := Wait(ctx, clock.RealClock{}, &script{t: t, fault: refused}, in(fabric.Pending, time.Second))
 			f, ok := errors.AsType[*device.Fault](err)
 			if !ok || f.Definite() || !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, refused) {
 				t.Errorf("error = %v, want an unknown outcome by the deadline, and why nothing was seen", err)
@@ -95,7 +96,7 @@ func TestWait(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			_, err := Wait(ctx, clock.RealClock{}, &script{t: t}, in(Pending, time.Hour))
+			_, err := Wait(ctx, clock.RealClock{}, &script{t: t}, in(fabric.Pending, time.Hour))
 			f, ok := errors.AsType[*device.Fault](err)
 			if !ok || f.Definite() || !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("error = %v, want an unknown outcome by the deadline", err)
