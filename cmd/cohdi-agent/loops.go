@@ -63,9 +63,14 @@ func (m *membership) nodeConfig(at seat, f config.Fabric) node.Config {
 // after which the scheduler gives up by itself.
 const queueMost = 9 * time.Minute
 
-// patience is that time where one call occupies more than the machine that it is for.
+// queues: one call occupies more than the machine that it is for, so that nodes take turns.
+func queues(e fabric.Exclusion) bool {
+	return e == fabric.ExclusionGlobal || e == fabric.ExclusionFabric
+}
+
+// patience is how long an attach may take where that is so.
 func patience(e fabric.Exclusion) time.Duration {
-	if e == fabric.ExclusionGlobal || e == fabric.ExclusionFabric {
+	if queues(e) {
 		return queueMost
 	}
 	return 0

@@ -57,17 +57,13 @@ func (m *manager) Trouble() (trouble error, asked bool) {
 
 // halt remembers whether the manager waits for a person. Only what it says of a change tells; its lists go on being
 // read.
-func (m *manager) halt(ctx context.Context, op fabric.Operation, err error) {
+func (m *manager) halt(op fabric.Operation, err error) {
 	if op.Fault != nil {
 		err = op.Fault
 	}
-	f, isFault := errors.AsType[*device.Fault](err)
-	var halted error
-	switch {
-	case isFault && f.Class == device.FaultSuspended:
-		halted = f
-	case err != nil && ctx.Err() != nil, isFault && (f.Class == device.FaultUnreachable || f.Class == device.FaultUnknown):
-		return // nobody has said anything
+	halted := suspended(err)
+	if halted == nil && err != nil {
+		return // it may not have come so far as to say
 	}
 	m.mu.Lock()
 	changed := (halted == nil) != (m.halted == nil)
@@ -81,13 +77,19 @@ func (m *manager) halt(ctx context.Context, op fabric.Operation, err error) {
 // health asks how the manager is, and whether it waits for a person.
 func (m *manager) health(ctx context.Context) {
 	err := m.time("Health", func() error { return m.Health(ctx) })
-	if f, isFault := errors.AsType[*device.Fault](err); isFault && f.Class == device.FaultSuspended {
-		m.halt(ctx, fabric.Operation{}, err)
-		err = nil
-	} else if err == nil {
-		m.halt(ctx, fabric.Operation{}, nil)
+	m.halt(fabric.Operation{}, err)
+	if suspended(err) != nil {
+		err = nil // it answers
 	}
 	m.note(err)
+}
+
+// suspended is the word of a manager that waits for a person, nil if err is none.
+func suspended(err error) error {
+	if f, isFault := errors.AsType[*device.Fault](err); isFault && f.Class == device.FaultSuspended {
+		return f
+	}
+	return nil
 }
 
 // time tells how a call went.
@@ -161,7 +163,7 @@ func (m managerOfNode) change(ctx context.Context, what metrics.Operation, call 
 		op, err = call()
 		return err
 	})
-	m.halt(ctx, op, err)
+	m.halt(op, err)
 	if err != nil {
 		return node.Work{}, err
 	}
@@ -214,14 +216,18 @@ func (m managerOfFabric) supply(s fabric.Supply) pool.Supply {
 	return pool.Supply{Count: len(s.Devices), Devices: append([]device.OnFabric{}, s.Devices...)}
 }
 
-// Limits reads the manager's own limits of a machine.
-func (m managerOfFabric) Limits(ctx context.Context, machine device.Machine) (map[device.Model]pool.Limit, error) {
+// limiter is a manager that has limits of its own.
+type limiter struct {
+	managerOfFabric
+	own fabric.Limiter
+}
+
+// Limits reads those of a machine.
+func (m limiter) Limits(ctx context.Context, machine device.Machine) (map[device.Model]pool.Limit, error) {
 	words := slices.Collect(maps.Values(m.models))
 	var own map[string]fabric.Limit
 	err := m.time("Limits", func() (err error) {
-		if l, can := m.Manager.(fabric.Limiter); can {
-			own, err = l.Limits(ctx, machine, words)
-		}
+		own, err = m.own.Limits(ctx, machine, words)
 		return err
 	})
 	if err != nil {
@@ -238,10 +244,11 @@ func (m managerOfFabric) Limits(ctx context.Context, machine device.Machine) (ma
 
 // limiter is the manager as one that has limits of its own, nil if it has none.
 func (m managerOfFabric) limiter() leader.Limiter {
-	if !m.Capabilities().Limits {
+	own, can := m.Manager.(fabric.Limiter)
+	if !can {
 		return nil
 	}
-	return m
+	return limiter{m, own}
 }
 
 func (m managerOfFabric) Attached(ctx context.Context, machines []device.Machine) map[device.Machine][]device.OnFabric {

@@ -17,7 +17,6 @@ import (
 
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-agent/internal/config"
 	"github.com/cohdi/cohdi-agent/internal/device"
-	"github.com/cohdi/cohdi-agent/internal/fabric"
 	"github.com/cohdi/cohdi-agent/internal/lease"
 	"github.com/cohdi/cohdi-agent/internal/machine"
 	"github.com/cohdi/cohdi-agent/internal/metrics"
@@ -372,14 +371,14 @@ func (m *membership) sit(ctx context.Context, at seat) func() {
 
 // turn is this node's place in the line at a manager that does one thing at a time for all nodes, nil at any other.
 func (m *membership) turn(at seat, f *config.Fabric) *lease.Turn {
-	if m.managers[at.fabric].Capabilities().Exclusion != fabric.ExclusionGlobal {
+	if !queues(m.managers[at.fabric].Capabilities().Exclusion) {
 		return nil
 	}
 	turn, err := lease.NewTurn(lease.TurnOptions{
 		Client: m.a.client, Clock: m.a.clock, Name: device.TurnLease(f.Address()), Node: m.a.o.node, Changed: m.poke,
 	})
 	if err != nil {
-		m.a.fail(err) // the manager still takes one call at a time, whoever comes first
+		m.a.fail(err)
 		return nil
 	}
 	return turn
