@@ -162,7 +162,7 @@ func calling() []rule {
 func appearing() []rule {
 	return []rule{
 		{"taken away", func(o *Observation) bool { return o.onFabric() == nil }, func(o *Observation) Decision {
-			return o.fail(device.Vanished, device.BlameUnit, "the fabric manager no longer lists %s on this machine", o.Lease.FabricDevice)
+			return o.fail("Vanished", device.BlameUnit, "the fabric manager no longer lists %s on this machine", o.Lease.FabricDevice)
 		}, "Somebody detached it before it could be used."},
 		{"critical", func(o *Observation) bool { return o.onFabric().Health == device.HealthCritical }, (*Observation).failCritical, "It stays attached, out of use, so that the manager does not hand it out again at once."},
 		{"no identity", func(o *Observation) bool { return o.onFabric().UUID == "" && !o.byArrival() }, func(o *Observation) Decision {
@@ -200,7 +200,7 @@ func attached() []rule {
 		}, "Addresses change, as after a restart of the node; the identity does not."},
 		{"unseen, look", unseen(func(o *Observation) bool { return !o.Fresh && o.listDue() }), (*Observation).list, "The manager says whether it is gone or only out of sight."},
 		{"taken away", unseen(func(o *Observation) bool { return o.Fresh && o.onFabric() == nil }), func(o *Observation) Decision {
-			return o.fail(device.Vanished, device.BlameUnit, "%s is gone from %s, and the fabric manager no longer lists it on this machine",
+			return o.fail("Vanished", device.BlameUnit, "%s is gone from %s, and the fabric manager no longer lists it on this machine",
 				o.Lease.UUID, o.Lease.PCI)
 		}, "Bus and manager agree that it is gone; a Pod that used it is evicted."},
 		{"drained by a former run", unseen(func(o *Observation) bool { return o.blind() && o.due(Undrain) }), (*Observation).undrainBlind, "The driver hides a drained GPU's identity from a new process; undrained it is seen again."},

@@ -108,9 +108,6 @@ const (
 	BlameModel Blame = "model"
 )
 
-// Vanished is the reason of a unit whose device was taken from the machine by others.
-const Vanished = "Vanished"
-
 // Failure is why a unit is in phase Failed.
 type Failure struct {
 	// Reason is one CamelCase word, fit for a condition's reason.

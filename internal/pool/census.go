@@ -156,7 +156,7 @@ func (c *census) quiet() bool {
 
 // holdsNothing: the lease keeps a unit's name out of use, while the manager counts a device as free for it.
 func holdsNothing(l *device.Lease) bool {
-	return l.Phase == device.Failed && (l.FabricDevice == "" && l.AskedAt.IsZero() || l.Failure.Reason == device.Vanished)
+	return l.Phase == device.Failed && l.FabricDevice == "" && l.AskedAt.IsZero()
 }
 
 func (c *census) empty() int {

@@ -88,20 +88,6 @@ func TestAddressable(t *testing.T) {
 	}
 }
 
-// TestVanished: a device that somebody took away is free by the manager's count, and still its unit's: the pool does not
-// grow by that.
-func TestVanished(t *testing.T) {
-	w := calm()
-	w.with(leased("a100-1", device.Failed, became, failed(device.Vanished, device.BlameUnit)))
-	w.Inventory.Leased["a100-1"] = "d-a100-1"
-	for _, free := range []int{3, 4} { // before and after the manager has it back
-		w.free("a100", free)
-		if got := len(Decide(w).Offers.Units); got != 6 {
-			t.Errorf("%d units with %d free, want 6 as before", got, free)
-		}
-	}
-}
-
 // TestLies: whatever a manager says, the pool stays within what the cluster bears.
 func TestLies(t *testing.T) {
 	var many []string
