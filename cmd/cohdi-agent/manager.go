@@ -136,11 +136,11 @@ func (m managerOfNode) ListAttached(ctx context.Context, machine device.Machine)
 }
 
 func (m managerOfNode) Attach(ctx context.Context, c node.Call) (node.Work, error) {
-	return m.change(ctx, "Attach", func() (fabric.Operation, error) { return m.Manager.Attach(ctx, intent(c)) })
+	return m.change("Attach", func() (fabric.Operation, error) { return m.Manager.Attach(ctx, intent(c)) })
 }
 
 func (m managerOfNode) Detach(ctx context.Context, c node.Call) (node.Work, error) {
-	return m.change(ctx, "Detach", func() (fabric.Operation, error) { return m.Manager.Detach(ctx, intent(c)) })
+	return m.change("Detach", func() (fabric.Operation, error) { return m.Manager.Detach(ctx, intent(c)) })
 }
 
 // Poll looks at an operation of this or any other process: its handle, kind and intent are all that is needed.
@@ -149,7 +149,7 @@ func (m managerOfNode) Poll(ctx context.Context, k attach.Kind, c node.Call, han
 	if k == attach.SendDetach {
 		op.Kind = fabric.KindDetach
 	}
-	return m.change(ctx, "Poll", func() (fabric.Operation, error) { return m.Manager.Poll(ctx, op) })
+	return m.change("Poll", func() (fabric.Operation, error) { return m.Manager.Poll(ctx, op) })
 }
 
 func intent(c node.Call) fabric.Intent {
@@ -157,7 +157,7 @@ func intent(c node.Call) fabric.Intent {
 }
 
 // change makes a call that begins an operation or looks at one.
-func (m managerOfNode) change(ctx context.Context, what metrics.Operation, call func() (fabric.Operation, error)) (node.Work, error) {
+func (m managerOfNode) change(what metrics.Operation, call func() (fabric.Operation, error)) (node.Work, error) {
 	var op fabric.Operation
 	err := m.time(what, func() (err error) {
 		op, err = call()
