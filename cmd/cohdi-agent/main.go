@@ -44,9 +44,9 @@ func root() *cobra.Command {
 		SilenceErrors: true,
 		Args:          noArgs,
 		RunE:          help,
+		// Not a usage template of our own: one would link text/template, for which the linker keeps every method of every type.
+		DisableFlagsInUseLine: true,
 	}
-	// A command that only has subcommands takes nothing else.
-	cmd.SetUsageTemplate(strings.Replace(cmd.UsageTemplate(), "{{if .Runnable}}", "{{if and .Runnable (not .HasAvailableSubCommands)}}", 1))
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	cmd.AddCommand(runCommand(), statusCommand(), configCommand(), uninstallCommand(), &cobra.Command{
 		Use: "version", Short: "Print the version, the revision of the source and the compiler's version", Args: noArgs,
@@ -67,7 +67,7 @@ func noArgs(cmd *cobra.Command, args []string) error {
 }
 
 func configCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "config", Short: "Work with configuration files", Args: noArgs, RunE: help}
+	cmd := &cobra.Command{Use: "config", Short: "Work with configuration files", Args: noArgs, RunE: help, DisableFlagsInUseLine: true}
 	cmd.AddCommand(&cobra.Command{
 		Use: "check FILE", Short: "Check a configuration file; - is standard input",
 		Args: func(cmd *cobra.Command, args []string) error {

@@ -83,13 +83,15 @@ func Build(ctx context.Context, dir, version string) (Programs, error) {
 	p := Programs{Agent: filepath.Join(dir, "cohdi-agent"), Hook: filepath.Join(dir, "nvidia-cdi-hook")}
 	// go-nvml resolves the driver's symbols when they are first called, not when the program starts.
 	const flags = "-ldflags=-s -w -extldflags=-Wl,-z,lazy"
+	// Without grpc's trace pages and what calls methods by name, the linker drops what nobody calls: half of the agent.
+	const tags = "-tags=grpcnotrace"
 	for target, of := range map[string]struct{ pkg, flags string }{
 		p.Agent: {"./cmd/cohdi-agent", flags + " -X main.version=" + version},
 		p.Hook:  {"github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook", flags},
 	} {
 		// Not -trimpath: it would compile every dependency once more than tests do. The Dockerfile builds in
 		// a folder of a fixed name, so that its result can be made again.
-		cmd := exec.CommandContext(ctx, "go", "build", of.flags, "-o", target, of.pkg)
+		cmd := exec.CommandContext(ctx, "go", "build", tags, of.flags, "-o", target, of.pkg)
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
 		cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 		if err := cmd.Run(); err != nil {
@@ -99,7 +101,21 @@ func Build(ctx context.Context, dir, version string) (Programs, error) {
 			return Programs{}, err
 		}
 	}
-	return p, nil
+	return p, checkSize(p.Agent)
+}
+
+// checkSize refuses an agent in which something may call any method by its name: the linker then keeps all methods of all
+// types, and the agent is twice as large, on disk and in the memory of each node.
+func checkSize(agent string) error {
+	const caller = "text/template.(*state).evalField"
+	program, err := os.ReadFile(agent)
+	if err != nil {
+		return fmt.Errorf("look for %s in the agent: %w", caller, err)
+	}
+	if bytes.Contains(program, []byte(caller)) {
+		return fmt.Errorf("%s links %s, for which the linker keeps every method of every type: see go build -ldflags=-dumpdep for who needs it", agent, caller)
+	}
+	return nil
 }
 
 // checkLibraries refuses a program that needs a library the image does not have.
