@@ -46,7 +46,7 @@ func (h *host) Observe(ctx context.Context) (node.Sight, error) {
 	}
 	for _, g := range gpus {
 		if g.Problem == nil {
-			sight.NVML = append(sight.NVML, attach.GPU{Address: g.PCI, UUID: g.UUID, Name: g.Name, Draining: g.Draining})
+			sight.NVML = append(sight.NVML, attach.GPU{Address: g.PCI, UUID: g.UUID, Serial: g.Serial, Name: g.Name, Draining: g.Draining})
 		}
 	}
 	return sight, nil

@@ -230,6 +230,37 @@ func (o *Observation) onFabric() *device.OnFabric {
 	return nil
 }
 
+// Identified is the manager's list with the UUIDs that it does not give, where a serial number tells them: one that a single
+// device of the list and a single GPU of this node have.
+func Identified(list []device.OnFabric, gpus []GPU) []device.OnFabric {
+	var out []device.OnFabric
+	for i, d := range list {
+		if d.UUID != "" || d.Serial == "" {
+			continue
+		}
+		same := func(other device.OnFabric) bool { return other.Serial == d.Serial }
+		has := func(g GPU) bool { return g.Serial == d.Serial }
+		at := slices.IndexFunc(gpus, has)
+		if at < 0 || slices.ContainsFunc(gpus[at+1:], has) || slices.ContainsFunc(list[:i], same) || slices.ContainsFunc(list[i+1:], same) {
+			continue
+		}
+		if out == nil {
+			out = slices.Clone(list)
+		}
+		out[i].UUID = gpus[at].UUID
+	}
+	if out == nil {
+		return list
+	}
+	return out
+}
+
+// anonymous: the manager gives nothing by which its device could be told from other GPUs of this node.
+func (o *Observation) anonymous() bool {
+	d := o.onFabric()
+	return d.UUID == "" && d.Serial == "" && !o.byArrival()
+}
+
 // identity is what tells the unit's device from other GPUs of this node.
 func (o *Observation) identity() device.GPUUUID {
 	switch d := o.onFabric(); {
@@ -481,6 +512,8 @@ func (o *Observation) unseen() string {
 		return fmt.Sprintf("%s is on the bus, NVML does not answer: %s", o.unlisted().Address, o.NVMLState)
 	case o.unlisted() != nil:
 		return fmt.Sprintf("%s is on the bus, NVML does not show it", o.unlisted().Address)
+	case o.onFabric() != nil && o.onFabric().UUID == "" && o.onFabric().Serial != "":
+		return fmt.Sprintf("no GPU of this node, or more than one, has the serial number %s that the manager gives", o.onFabric().Serial)
 	default:
 		return "it has not appeared on the bus"
 	}

@@ -165,9 +165,9 @@ func appearing() []rule {
 			return o.fail("Vanished", device.BlameUnit, "the fabric manager no longer lists %s on this machine", o.Lease.FabricDevice)
 		}, "Somebody detached it before it could be used."},
 		{"critical", func(o *Observation) bool { return o.onFabric().Health == device.HealthCritical }, (*Observation).failCritical, "It stays attached, out of use, so that the manager does not hand it out again at once."},
-		{"no identity", func(o *Observation) bool { return o.onFabric().UUID == "" && !o.byArrival() }, func(o *Observation) Decision {
+		{"no identity", (*Observation).anonymous, func(o *Observation) Decision {
 			return o.fail("NoIdentity", device.BlameUnit,
-				"the fabric manager gives no GPU UUID for %s, so it cannot be told from other GPUs of this node", o.Lease.FabricDevice)
+				"the fabric manager gives no GPU UUID and no serial number for %s, so it cannot be told from other GPUs of this node", o.Lease.FabricDevice)
 		}, "It could be mistaken for another GPU of this node."},
 		{"several came", (*Observation).ambiguous, func(o *Observation) Decision {
 			return o.fail("Ambiguous", device.BlameUnit, "the fabric manager gives no GPU UUID for %s, and more than one GPU came to this node: %s", o.Lease.FabricDevice, o.arrived())

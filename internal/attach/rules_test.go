@@ -4,6 +4,7 @@ package attach
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -144,7 +145,8 @@ func patient(o *Observation)       { o.Settings.Patience = 9 * time.Minute }
 func here(uuid device.GPUUUID) mod {
 	return func(o *Observation) { o.Here = append(o.Here, device.OnFabric{ID: "d1", Model: model, UUID: uuid}) }
 }
-func notHere(o *Observation) { o.Here = nil }
+func numbered(o *Observation) { o.Here[0].Serial = "1650522000042" }
+func notHere(o *Observation)  { o.Here = nil }
 func alsoHere(id, model string) mod {
 	return func(o *Observation) { o.Here = append(o.Here, device.OnFabric{ID: id, Model: model, UUID: alien}) }
 }
@@ -426,6 +428,13 @@ var table = map[device.Phase][]row{
 		})},
 		{situation: "manager gives no identity, one came, somebody attached another", mods: with(became, here(""), func(o *Observation) { o.Here = append(o.Here, device.OnFabric{ID: "d9"}) }, bound, seen(ours), arrival(), longAgo), rule: "not on the bus", want: Rescan},
 		{situation: "manager gives identities, two came", mods: with(became, here(ours), bound, seen(ours), alsoSeen, arrival()), rule: "seen by all", want: Store},
+		{situation: "manager gives a serial number, nothing came yet", mods: with(became, here(""), numbered, longAgo), rule: "not on the bus", want: Rescan},
+		{situation: "manager gives a serial number that no GPU has", mods: with(became, here(""), numbered, bound, seen(ours), late), rule: "not seen, too late", want: Store, check: both(failed1("NotUsable", device.BlameNode), func(t *testing.T, d Decision) {
+			t.Helper()
+			if d.Lease.UUID != "" || !strings.Contains(d.Why, "serial number 1650522000042") {
+				t.Errorf("UUID = %q, %s", d.Lease.UUID, d.Why)
+			}
+		})},
 		{situation: "manager gives no identity", mods: with(became, here(""), bound, seen(ours)), rule: "no identity", want: Store, check: failed1("NoIdentity", device.BlameUnit)},
 	},
 	device.Attached: {
@@ -828,5 +837,31 @@ func TestLateByWhoseClock(t *testing.T) {
 	o.FoundAt = ago(time.Hour)
 	if d := Next(o); d.Lease.Failure.Reason != "AttachTimeout" {
 		t.Errorf("%s (%s); want that it is too late", d.Kind, d.Why)
+	}
+}
+
+// TestIdentified: a serial number stands for a UUID where it can mean one device and one GPU alone.
+func TestIdentified(t *testing.T) {
+	gpus := []GPU{{UUID: ours, Serial: "1"}, {UUID: alien, Serial: "2"}, {UUID: "GPU-3", Serial: "3"}, {UUID: "GPU-4", Serial: "3"}, {UUID: "GPU-5"}}
+	for name, tt := range map[string]struct {
+		list []device.OnFabric
+		want []device.GPUUUID
+	}{
+		"the board's":             {[]device.OnFabric{{ID: "a"}, {ID: "b", Serial: "2"}, {ID: "c", Serial: "1"}}, []device.GPUUUID{"", alien, ours}},
+		"nobody's":                {[]device.OnFabric{{ID: "a", Serial: "9"}, {ID: "b", Serial: ""}}, []device.GPUUUID{"", ""}},
+		"two GPUs on a board":     {[]device.OnFabric{{ID: "a", Serial: "3"}}, []device.GPUUUID{""}},
+		"two devices of a number": {[]device.OnFabric{{ID: "a", Serial: "1"}, {ID: "b", Serial: "1"}}, []device.GPUUUID{"", ""}},
+		"the UUID goes first":     {[]device.OnFabric{{ID: "a", UUID: "GPU-5", Serial: "1"}}, []device.GPUUUID{"GPU-5"}},
+	} {
+		before := slices.Clone(tt.list)
+		got := Identified(tt.list, gpus)
+		for i, d := range got {
+			if d.UUID != tt.want[i] || d.ID != tt.list[i].ID {
+				t.Errorf("%s: device %d is %+v, want UUID %q", name, i, d, tt.want[i])
+			}
+		}
+		if !slices.Equal(before, tt.list) {
+			t.Errorf("%s: the list that was given changed to %+v", name, tt.list)
+		}
 	}
 }

@@ -68,6 +68,8 @@ type Function struct {
 type GPU struct {
 	Address device.PCIAddress
 	UUID    device.GPUUUID
+	// Serial is the board's serial number, empty where it has none. All GPUs of a board have the same.
+	Serial string
 	// Name is the driver's word for the model.
 	Name     string
 	Draining bool

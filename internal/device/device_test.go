@@ -113,6 +113,24 @@ func TestUnitNames(t *testing.T) {
 	}
 }
 
+func TestParseIdentity(t *testing.T) {
+	const uuid = GPUUUID("GPU-0d5c7e11-0000-4c00-b300-000000000001")
+	for in, want := range map[string]struct {
+		uuid   GPUUUID
+		serial string
+	}{
+		string(uuid):            {uuid: uuid},
+		" 1650522000042 ":       {serial: "1650522000042"},
+		"":                      {},
+		strings.Repeat("1", 29): {serial: strings.Repeat("1", 29)},
+		strings.Repeat("1", 30): {},
+	} {
+		if uuid, serial := ParseIdentity(in); uuid != want.uuid || serial != want.serial {
+			t.Errorf("ParseIdentity(%q) = %q, %q, want %q, %q", in, uuid, serial, want.uuid, want.serial)
+		}
+	}
+}
+
 func TestParseGPUUUID(t *testing.T) {
 	const want = GPUUUID("GPU-1b7e8d9c-0000-4000-8000-00000000abcd")
 	for _, in := range []string{string(want), "1B7E8D9C-0000-4000-8000-00000000ABCD", "gpu-1b7e8d9c-0000-4000-8000-00000000abcd "} {

@@ -27,7 +27,9 @@ type OnFabric struct {
 	// Model is the manager's own word for the model.
 	Model string
 	// UUID is the identity that the node can match; empty where the manager gives none.
-	UUID   GPUUUID
+	UUID GPUUUID
+	// Serial is the board's serial number, for want of a UUID; empty where the manager gives none.
+	Serial string
 	Health Health
 	// HealthText is what the manager said, for people.
 	HealthText string

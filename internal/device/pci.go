@@ -83,3 +83,17 @@ func ParseGPUUUID(s string) (GPUUUID, error) {
 	}
 	return GPUUUID("GPU-" + t), nil
 }
+
+// mostSerial is the longest serial number that the driver tells (NVML_DEVICE_SERIAL_BUFFER_SIZE is 30, with the 0 at its end).
+const mostSerial = 29
+
+// ParseIdentity reads what a manager says of which GPU a device is: its UUID, else the serial number of its board. What the
+// driver can tell in neither form is no identity.
+func ParseIdentity(s string) (GPUUUID, string) {
+	id, err := ParseGPUUUID(s)
+	serial := strings.TrimSpace(s)
+	if err == nil || len(serial) > mostSerial {
+		return id, ""
+	}
+	return "", serial
+}

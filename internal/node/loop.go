@@ -253,6 +253,7 @@ func (l *Loop) decide(lease device.Lease, all []device.Lease, sight Sight) attac
 	defer l.mu.Unlock()
 	mem := l.memory(lease)
 	now := l.cfg.Clock.Now()
+	l.machine.here = attach.Identified(l.machine.here, sight.NVML)
 	o := attach.Observation{
 		Now: now, Settings: l.cfg.Settings, Lease: lease, FabricModel: l.cfg.Model(lease.Model),
 		Here: l.machine.here, Fresh: l.machine.fresh(now, l.cfg.FreshFor), ListFault: l.machine.fault, ListTriedAt: l.machine.triedAt, ListAskedAt: l.machine.askedAt,

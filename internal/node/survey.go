@@ -206,6 +206,7 @@ func (s *Survey) classify(sight Sight) attach.Places {
 			leases = append(leases, l)
 		}
 	}
+	s.listed = attach.Identified(s.listed, sight.NVML)
 	s.remember(gpus, leases)
 	return attach.Classify(attach.Surroundings{
 		GPUs: gpus, Leases: leases, Listed: s.listed, ListedAt: s.listedAt, NoFabric: s.cfg.NoFabric, Trouble: s.trouble,

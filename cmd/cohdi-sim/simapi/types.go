@@ -369,6 +369,8 @@ type CDIMPolicies struct {
 	// AdapterLink, between an attached device and the adapter of the product: both, typed (by its type only), eeio
 	// (by its status only) or nodeOnly (no link, only the node's id).
 	AdapterLink string `json:"adapterLink,omitempty"`
+	// Serial number of a GPU in the inventory: own (the chassis'), board (that which the GPU's driver tells) or none.
+	Serial string `json:"serial,omitempty"`
 }
 
 // RedfishPolicies choose between the behaviours that a real Redfish service may have.

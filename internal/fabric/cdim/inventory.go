@@ -44,6 +44,7 @@ type hardware struct {
 	ID         rest.Text       `json:"deviceID"`
 	Type       rest.Text       `json:"type"`
 	Model      rest.Text       `json:"model"`
+	Serial     rest.Text       `json:"serialNumber"`
 	Status     *status         `json:"status"`
 	Power      rest.Text       `json:"powerState"`
 	Switch     rest.Text       `json:"deviceSwitchInfo"`
@@ -320,6 +321,7 @@ func (v *inventory) attached(what string, m device.Machine) ([]device.OnFabric, 
 
 func (r *resource) describe() device.OnFabric {
 	d := device.OnFabric{ID: string(r.Device.ID), Model: string(r.Device.Model)}
+	_, d.Serial = device.ParseIdentity(string(r.Device.Serial)) // a UUID here may be anything's
 	d.Health, d.HealthText = r.health()
 	return d
 }

@@ -236,8 +236,7 @@ func (d *named) onFabric(id device.Machine) device.OnFabric {
 		out.HealthText = fmt.Sprintf("the manager gives %s to several devices", fti.Tidy(string(d.ID)))
 		return out
 	}
-	// A device_id in another form is no identity that the node could match.
-	out.UUID, _ = device.ParseGPUUUID(string(d.ID)) //nolint:errcheck // see above
+	out.UUID, out.Serial = device.ParseIdentity(string(d.ID))
 	return out
 }
 

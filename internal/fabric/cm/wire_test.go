@@ -110,7 +110,7 @@ func TestGPUs(t *testing.T) {
 		{name: "complete without any name", rows: []string{rowJSON("", "ADD_COMPLETE", "", "{}")}, unnamed: 1},
 		{
 			name: "an id that is no UUID", rows: []string{rowJSON("board-7", "ADD_COMPLETE", "", ok)},
-			want: with(func(d *device.OnFabric) { d.ID, d.UUID = "board-7", "" }),
+			want: with(func(d *device.OnFabric) { d.ID, d.UUID, d.Serial = "board-7", "", "board-7" }),
 		},
 		{name: "listed twice", rows: []string{rowJSON(gpu(1), "ADD_COMPLETE", "", ok), rowJSON(gpu(1), "ADD_COMPLETE", "", ok)}, want: []device.OnFabric{healthy}},
 		{

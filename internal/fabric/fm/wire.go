@@ -106,8 +106,7 @@ func (m machine) gpus(id device.Machine) (gpus []device.OnFabric, skipped int) {
 		seen[string(r.UUID)] = true
 		d := device.OnFabric{ID: string(r.UUID), Machine: id, Model: r.model()}
 		d.Health, d.HealthText = fti.Health(r.OpStatus)
-		// A serial number in another form is no identity that the node could match.
-		d.UUID, _ = device.ParseGPUUUID(string(r.Serial)) //nolint:errcheck // see above
+		d.UUID, d.Serial = device.ParseIdentity(string(r.Serial))
 		if d.UUID != "" {
 			byUUID[d.UUID]++
 		}

@@ -68,7 +68,7 @@ func TestGPUs(t *testing.T) {
 		},
 		{name: "serial null", resources: "[" + gpuJSON("r1", `"00"`, "null") + "]", want: with(func(d *device.OnFabric) { d.UUID = "" })},
 		{name: "serial without prefix, in capitals", resources: "[" + gpuJSON("r1", `"00"`, `"0D5C7E11-4444-4C00-B300-000000000001"`) + "]", want: []device.OnFabric{one}},
-		{name: "serial is a board number", resources: "[" + gpuJSON("r1", `"00"`, "1652921000123") + "]", want: with(func(d *device.OnFabric) { d.UUID = "" })},
+		{name: "serial is a board number", resources: "[" + gpuJSON("r1", `"00"`, "1652921000123") + "]", want: with(func(d *device.OnFabric) { d.UUID, d.Serial = "", "1652921000123" })},
 		{
 			name: "two with one serial", resources: "[" + gpuJSON("r1", `"00"`, uuid) + "," + gpuJSON("r2", `"00"`, uuid) + "]",
 			want: []device.OnFabric{

@@ -154,7 +154,7 @@ func (b *block) unit(parts []processor) *unit {
 	u := &unit{fixed: len(parts) == 0, counted: len(parts), composing: strings.EqualFold(b.state, "Composing")}
 	all := []status{b.status}
 	for _, p := range parts {
-		u.model, u.uuid = p.model, p.uuid
+		u.model, u.uuid, u.serial = p.model, p.uuid, p.serial
 		all = append(all, p.status)
 	}
 	u.health, u.text = health(all...)

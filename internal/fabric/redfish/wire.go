@@ -272,6 +272,7 @@ type status struct {
 type processor struct {
 	kind, model string
 	uuid        device.GPUUUID
+	serial      string
 	status      status
 }
 
@@ -288,27 +289,35 @@ func decodeProcessor(body []byte) (processor, error) {
 	if p.ID == "" {
 		return processor{}, errors.New("decode processor: no Id in it")
 	}
-	out := processor{kind: string(p.ProcessorType), model: string(p.Model), uuid: identity(string(p.UUID), string(p.SerialNumber))}
+	out := processor{kind: string(p.ProcessorType), model: string(p.Model)}
+	out.uuid, out.serial = identity(string(p.UUID), string(p.SerialNumber))
 	if p.Status != nil {
 		out.status = *p.Status
 	}
 	return out, nil
 }
 
-// identity is the UUID by which the driver knows the GPU: where the schema has it, or where some put it with its prefix. A
-// board's serial number is not one, and neither is a UUID of zeros.
-func identity(uuid, serial string) device.GPUUUID {
-	const nobody = "GPU-00000000-0000-0000-0000-000000000000"
+// nobody is the UUID of zeros, which some services give to all.
+const nobody device.GPUUUID = "GPU-00000000-0000-0000-0000-000000000000"
+
+// identity is the UUID by which the driver knows the GPU, where the schema has it or where some put it with its prefix, else
+// the board's serial number.
+func identity(uuid, serial string) (device.GPUUUID, string) {
 	if id, err := device.ParseGPUUUID(uuid); err == nil && id != "" && id != nobody {
-		return id
+		return id, serialOf(serial)
 	}
-	if !strings.HasPrefix(strings.ToLower(serial), "gpu-") {
-		return ""
+	if strings.HasPrefix(strings.ToLower(serial), "gpu-") {
+		if id, err := device.ParseGPUUUID(serial); err == nil && id != nobody {
+			return id, ""
+		}
 	}
-	if id, err := device.ParseGPUUUID(serial); err == nil && id != nobody {
-		return id
-	}
-	return ""
+	return "", serialOf(serial)
+}
+
+// serialOf is the board's serial number, if what stands there is one.
+func serialOf(text string) string {
+	_, serial := device.ParseIdentity(text)
+	return serial
 }
 
 // attachable: it is what is pooled, and not what a host computes with.

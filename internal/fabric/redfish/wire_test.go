@@ -219,10 +219,11 @@ func TestBlock_taken(t *testing.T) {
 func TestDecodeProcessor(t *testing.T) {
 	const id device.GPUUUID = "GPU-0d5c7e11-4444-4c00-b300-00000000000a"
 	for body, want := range map[string]processor{
-		`{"Id":"0","ProcessorType":"GPU","Model":"A","UUID":"0d5c7e11-4444-4c00-b300-00000000000A","SerialNumber":"17","Status":{"State":"Enabled","Health":"OK"}}`: {kind: "GPU", model: "A", uuid: id, status: status{"Enabled", "OK"}},
+		`{"Id":"0","ProcessorType":"GPU","Model":"A","UUID":"0d5c7e11-4444-4c00-b300-00000000000A","SerialNumber":"17","Status":{"State":"Enabled","Health":"OK"}}`: {kind: "GPU", model: "A", uuid: id, serial: "17", status: status{"Enabled", "OK"}},
 		`{"Id":"0","UUID":"GPU-0D5C7E11-4444-4C00-B300-00000000000A"}`:                     {uuid: id},
 		`{"Id":"0","UUID":null,"SerialNumber":"GPU-0d5c7e11-4444-4c00-b300-00000000000a"}`: {uuid: id},
 		`{"Id":"0","UUID":"00000000-0000-0000-0000-000000000000","SerialNumber":null}`:     {},
+		`{"Id":"0","SerialNumber":"1650522000042"}`:                                        {serial: "1650522000042"},
 		`{"Id":"0","UUID":"no","SerialNumber":"0d5c7e11-4444-4c00-b300-00000000000a"}`:     {}, // a serial number may look so
 		`{"Id":0,"Model":null,"Status":null}`:                                              {},
 	} {

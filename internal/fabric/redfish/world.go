@@ -46,6 +46,7 @@ type unit struct {
 	counted int
 	model   string
 	uuid    device.GPUUUID
+	serial  string
 	health  device.Health
 	text    string
 	// composing: it is about to be attached or detached.
@@ -55,9 +56,9 @@ type unit struct {
 }
 
 func (u *unit) onFabric() device.OnFabric {
-	d := device.OnFabric{ID: u.path, Model: u.model, UUID: u.uuid, Health: u.health, HealthText: rest.Tidy(u.text)}
+	d := device.OnFabric{ID: u.path, Model: u.model, UUID: u.uuid, Serial: u.serial, Health: u.health, HealthText: rest.Tidy(u.text)}
 	if u.counted != 1 {
-		d.UUID = ""
+		d.UUID, d.Serial = "", ""
 		d.HealthText = rest.Tidy(fmt.Sprintf("there are %d devices in it, which come and go together; %s", u.counted, u.text))
 	}
 	return d
@@ -175,7 +176,7 @@ func (c *Client) processor(ctx context.Context, what string, l link) (processor,
 		}
 	}
 	if c.noIdentity {
-		p.uuid = ""
+		p.uuid, p.serial = "", ""
 	}
 	return p, nil
 }

@@ -205,7 +205,7 @@ func (c *Client) attached(ctx context.Context, q question, v *view, m device.Mac
 }
 
 func describe(target string, m device.Machine, p processor) device.OnFabric {
-	d := device.OnFabric{ID: target, Machine: m, Model: p.model, UUID: p.uuid}
+	d := device.OnFabric{ID: target, Machine: m, Model: p.model, UUID: p.uuid, Serial: p.serial}
 	d.Health, d.HealthText = p.describe()
 	return d
 }

@@ -211,6 +211,7 @@ type processor struct {
 	gpu           bool
 	model         string
 	uuid          device.GPUUUID
+	serial        string
 	state, health string
 	endpoints     []string
 }
@@ -220,6 +221,7 @@ func decodeProcessor(body []byte) (processor, error) {
 		Type   rest.Text `json:"ProcessorType"`
 		Model  rest.Text `json:"Model"`
 		UUID   rest.Text `json:"UUID"`
+		Serial rest.Text `json:"SerialNumber"`
 		Status *struct {
 			State  rest.Text `json:"State"`
 			Health rest.Text `json:"Health"`
@@ -235,6 +237,7 @@ func decodeProcessor(body []byte) (processor, error) {
 	if id, err := device.ParseGPUUUID(string(p.UUID)); err == nil {
 		out.uuid = id
 	}
+	_, out.serial = device.ParseIdentity(string(p.Serial))
 	if p.Status != nil {
 		out.state, out.health = string(p.Status.State), string(p.Status.Health)
 	}

@@ -134,10 +134,22 @@ func (f *Face) resourceLocked(id, kind string, d detail) resource {
 	}
 }
 
+// serialOf is what the inventory says of a GPU's serial number.
+func serialOf(d simapi.Device, policy string) string {
+	switch policy {
+	case "none":
+		return ""
+	case "board":
+		return d.Serial
+	default: // own
+		return "CHASSIS-" + d.ID
+	}
+}
+
 func (f *Face) gpuLocked(d simapi.Device, m *simapi.Machine, p simapi.Policies) resource {
 	no := false
 	r := f.resourceLocked(d.ResUUID, typeGPU, detail{
-		Manufacturer: maker, Model: d.Model, Serial: d.Serial, Power: "On", PowerControl: &no, Switch: switchOf(d.Fabric),
+		Manufacturer: maker, Model: d.Model, Serial: serialOf(d, p.CDIM.Serial), Power: "On", PowerControl: &no, Switch: switchOf(d.Fabric),
 	})
 	if d.OpStatus != "" {
 		r.Device.Status.Health = map[byte]string{'0': "OK", '1': "Warning", '2': "Critical"}[d.OpStatus[0]]

@@ -307,6 +307,7 @@ func policyOptions(p *simapi.Policies) []option {
 		{"cdim.jobCheck", &p.CDIM.JobCheck, []string{"asReal", "strict"}},
 		{"cdim.jobError", &p.CDIM.JobError, []string{"failed", "suspended"}},
 		{"cdim.adapterLink", &p.CDIM.AdapterLink, []string{"both", "typed", "eeio", "nodeOnly"}},
+		{"cdim.serial", &p.CDIM.Serial, []string{"own", "board", "none"}},
 		{"redfish.variant", &p.Redfish.Variant, []string{"composition", "zones"}},
 		{"redfish.forms", &p.Redfish.Forms, []string{"all", "actions", "list", "manifest"}},
 		{"redfish.work", &p.Redfish.Work, []string{"task202", "task200", "bare202", "sync200", "sync204", "early200"}},

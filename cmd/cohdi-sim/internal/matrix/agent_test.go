@@ -289,7 +289,7 @@ func (p *process) Observe(context.Context) (node.Sight, error) {
 		f := attach.Function{Address: at}
 		if d.Bound {
 			f.Driver = core.DriverName
-			s.NVML = append(s.NVML, attach.GPU{Address: at, UUID: device.GPUUUID(d.UUID), Name: d.ProductName, Draining: d.Drain})
+			s.NVML = append(s.NVML, attach.GPU{Address: at, UUID: device.GPUUUID(d.UUID), Serial: d.Serial, Name: d.ProductName, Draining: d.Drain})
 		}
 		s.Bus = append(s.Bus, f)
 	}

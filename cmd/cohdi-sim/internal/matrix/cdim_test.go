@@ -106,6 +106,8 @@ func settingsCDIM() []setting {
 		{"links typed", simapi.CDIMPolicies{AdapterLink: "typed"}},
 		{"links eeio", simapi.CDIMPolicies{AdapterLink: "eeio"}},
 		{"no links", simapi.CDIMPolicies{AdapterLink: "nodeOnly"}},
+		{"boards' serial numbers", simapi.CDIMPolicies{Serial: "board"}},
+		{"no serial numbers", simapi.CDIMPolicies{Serial: "none"}},
 	} {
 		all = append(all, setting{name: "product, " + p.name, kind: "product", policies: simapi.Policies{CDIM: p.cdim}})
 	}

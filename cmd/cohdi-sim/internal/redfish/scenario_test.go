@@ -411,6 +411,9 @@ func TestScenario_identity(t *testing.T) {
 				if d.UUID != id || d.ID != b.device(i) {
 					t.Errorf("device %+v, want UUID %q", d, id)
 				}
+				if serial := b.cfg.Devices[i].Serial; identity == "serialOnly" && d.Serial != serial {
+					t.Errorf("device %+v, want serial number %q", d, serial)
+				}
 			}
 			b.setting.nameless = true
 			c := b.client()
@@ -419,8 +422,8 @@ func TestScenario_identity(t *testing.T) {
 				t.Fatalf("list = %v, %v", lists, failed)
 			}
 			for _, d := range lists[fabrictest.MachineOne] {
-				if d.UUID != "" {
-					t.Errorf("device %+v, though UUIDs are not to be believed", d)
+				if d.UUID != "" || d.Serial != "" {
+					t.Errorf("device %+v, though identities are not to be believed", d)
 				}
 			}
 		})
