@@ -66,6 +66,20 @@ type Watcher interface {
 	Watch(ctx context.Context, poke func()) error
 }
 
+// Batcher is a Manager that takes several devices from a machine by one call.
+type Batcher interface {
+	// DetachAll is Detach for each of the intents: at most Capabilities.Batch, of one machine, each of another device. The
+	// answers are in their order. What is refused before the call, such as a device that is not there, keeps no other from
+	// going; what becomes of the call is said of each that was in it. Poll looks at each operation by itself.
+	DetachAll(ctx context.Context, ins []Intent) []Begun
+}
+
+// Begun is how a change began.
+type Begun struct {
+	Operation Operation
+	Err       error
+}
+
 // Limit is how many devices of a model a machine must and may have.
 type Limit struct {
 	// Min is 0 and Max is NoLimit where the manager does not say.
@@ -170,6 +184,10 @@ type Capabilities struct {
 	Cancel bool
 	// Limits: the manager says how many devices a machine must and may have; it is a Limiter.
 	Limits bool
+	// Batch is how many devices of a machine one call may detach; where it is more than one, the manager is a Batcher. An
+	// attach has its call for itself. Where only its arrival tells which GPU came, no other may come to the machine at that
+	// time, as one does whose detach fails or is undone. And a claim that waits does not wait for devices that go.
+	Batch int
 	// Events: the manager may tell when something has changed; it is a Watcher.
 	Events bool
 	// MaxCall is how long one changing call may take.

@@ -44,6 +44,10 @@ const (
 	// maxInventory bounds the list of all devices, maxAnswer any other answer.
 	maxInventory = 32 << 20
 	maxAnswer    = 4 << 20
+
+	// mostInJob is how many changes a job of ours has: the manager makes two at a time, each may take more than a minute, and
+	// all have to end within defaultJobTimeout.
+	mostInJob = 8
 )
 
 // Config says which manager to talk to: either Gateway with Login, or both services.
@@ -96,7 +100,10 @@ type Client struct {
 	plain         bool
 }
 
-var _ fabric.Manager = (*Client)(nil)
+var (
+	_ fabric.Manager = (*Client)(nil)
+	_ fabric.Batcher = (*Client)(nil)
+)
 
 // New returns a client; nothing is asked of the manager yet.
 func New(cfg Config) (*Client, error) {
@@ -107,8 +114,8 @@ func New(cfg Config) (*Client, error) {
 		dialect: cfg.Dialect, ours: scope{groups: cfg.ResourceGroups, cxl: cfg.Switch}, poll: cmp.Or(cfg.Poll, defaultPoll), clock: cfg.Clock, plain: cfg.PlainHTTP,
 		capabilities: fabric.Capabilities{
 			AddressableAttach: true, AddressableDetach: true, Free: fabric.FreeList, Asynchronous: true,
-			Exclusion: fabric.ExclusionGlobal,
-			MaxCall:   cmp.Or(cfg.JobTimeout, defaultJobTimeout), Settle: cmp.Or(cfg.Settle, defaultSettle),
+			Exclusion: fabric.ExclusionGlobal, Batch: mostInJob,
+			MaxCall: cmp.Or(cfg.JobTimeout, defaultJobTimeout), Settle: cmp.Or(cfg.Settle, defaultSettle),
 		},
 	}
 	if c.clock == nil {
@@ -277,32 +284,64 @@ func (c *Client) Attach(ctx context.Context, in fabric.Intent) (fabric.Operation
 		fault.Class = device.FaultNotFound // nothing can come to this machine
 		return fabric.Operation{}, fault
 	}
-	return c.apply(ctx, fabric.Operation{Kind: fabric.KindAttach, Intent: in}, what, p)
+	begun := c.apply(ctx, what, []change{{fabric.Operation{Kind: fabric.KindAttach, Intent: in}, p}})
+	return begun[0].Operation, begun[0].Err
 }
 
 // Detach starts a job that disconnects the device from the machine.
 func (c *Client) Detach(ctx context.Context, in fabric.Intent) (fabric.Operation, error) {
-	what := fmt.Sprintf("detach %s from machine %s", in.Device, in.Machine)
-	if in.Device == "" {
-		return fabric.Operation{}, &device.Fault{Class: device.FaultRejected, Op: what, Message: "no device is given"}
+	begun := c.DetachAll(ctx, []fabric.Intent{in})
+	return begun[0].Operation, begun[0].Err
+}
+
+// DetachAll starts one job that disconnects all the devices that are there.
+func (c *Client) DetachAll(ctx context.Context, ins []fabric.Intent) []fabric.Begun {
+	begun := make([]fabric.Begun, len(ins))
+	names := make([]string, len(ins))
+	for i, in := range ins {
+		names[i] = in.Device
 	}
+	what := fmt.Sprintf("detach %s from machine %s", strings.Join(names, ", "), ins[0].Machine)
 	inv, fault := c.inventory(ctx, what)
-	if fault != nil {
-		return fabric.Operation{}, unsent(fault)
+	var changes []change
+	var of []int // which intent each of them is
+	for i, in := range ins {
+		if fault != nil {
+			mine := *unsent(fault)
+			begun[i].Err = &mine
+			continue
+		}
+		p, refused := c.disconnect(inv, in)
+		if refused != nil {
+			begun[i].Err = refused
+			continue
+		}
+		changes, of = append(changes, change{fabric.Operation{Kind: fabric.KindDetach, Intent: in}, p}), append(of, i)
+	}
+	if len(changes) > 0 {
+		for i, b := range c.apply(ctx, what, changes) {
+			begun[of[i]] = b
+		}
+	}
+	return begun
+}
+
+// disconnect is what a job does to take the device from the machine.
+func (c *Client) disconnect(inv *inventory, in fabric.Intent) (procedure, *device.Fault) {
+	what := fmt.Sprintf("detach %s from machine %s", in.Device, in.Machine)
+	p := procedure{Operation: operationDisconnect}
+	if in.Device == "" {
+		return p, &device.Fault{Class: device.FaultRejected, Op: what, Message: "no device is given"}
 	}
 	cpu, fault := inv.machine(what, in.Machine)
 	if fault != nil {
-		return fabric.Operation{}, fault
+		return p, fault
 	}
 	gpu, fault := inv.here(what, in)
 	if fault != nil {
-		return fabric.Operation{}, fault
+		return p, fault
 	}
-	p := procedure{Operation: operationDisconnect}
-	if fault := c.name(what, &p, inv, cpu, gpu); fault != nil {
-		return fabric.Operation{}, fault
-	}
-	return c.apply(ctx, fabric.Operation{Kind: fabric.KindDetach, Intent: in}, what, p)
+	return p, c.name(what, &p, inv, cpu, gpu)
 }
 
 // unsent is the fault of a question before the change: what came of it or not, nothing was asked to change.

@@ -278,6 +278,86 @@ func TestDetach_notAsked(t *testing.T) {
 	}
 }
 
+// TestDetachAll: one job for all that is there; what is not there, and what becomes of the job, is said of each.
+func TestDetachAll(t *testing.T) {
+	const gpuThree = "bbbbbbbb-0000-4000-8000-000000000003"
+	three := stocked().with("GET /resources", says(200, string(list(
+		cpu(cpuOne, gpuOne, gpuTwo, source), gpu(gpuOne, cpuOne, adapter), gpu(gpuTwo, cpuOne, adapter), gpu(gpuThree),
+		thing(source, typeSource, attribute(statusSource), cpuOne, adapter), thing(adapter, typeDestination, attribute(statusDestination), source),
+	))))
+	steps := map[Dialect]string{
+		DialectOSS: `{"operationID":1,"operation":"disconnect","targetCPUID":"` + cpuOne + `","targetDeviceID":"` + gpuOne + `","dependencies":[]},` +
+			`{"operationID":2,"operation":"disconnect","targetCPUID":"` + cpuOne + `","targetDeviceID":"` + gpuTwo + `","dependencies":[]}`,
+		DialectProduct: `{"operationID":1,"operation":"disconnect","sourceDeviceID":"` + adapter + `","destinationDeviceID":"` + gpuOne + `","dependencies":[]},` +
+			`{"operationID":2,"operation":"disconnect","sourceDeviceID":"` + adapter + `","destinationDeviceID":"` + gpuTwo + `","dependencies":[]}`,
+	}
+	job := func(dialect Dialect) string {
+		return `{"applyResults":[{"applyID":"0a1b2c3d4e","status":"IN_PROGRESS","procedures":[` + steps[dialect] + `]}]}`
+	}
+	ins := []fabric.Intent{{Machine: one, Device: gpuOne}, {Machine: one, Device: gpuThree}, {Machine: one, Device: gpuTwo}, {Machine: one}}
+	for _, tt := range []struct {
+		name   string
+		status int
+		answer string
+		jobs   bool
+		class  device.FaultClass // of those that are there; none is that the job has begun
+	}{
+		{name: "begun", status: 202, answer: `{"applyID":"0a1b2c3d4e"}`},
+		{name: "answer lost, it runs", status: 502, jobs: true},
+		{name: "answer lost, and no job does it", status: 502, class: device.FaultUnknown},
+		{name: "ours of before a crash runs", status: 409, answer: `{"code":"E40010"}`, jobs: true},
+		{name: "another runs", status: 409, answer: `{"code":"E40010"}`, class: device.FaultBusy},
+		{name: "one waits for a person", status: 409, answer: `{"code":"E40027"}`, class: device.FaultSuspended},
+		{name: "form", status: 400, answer: `{"code":"E40001"}`, class: device.FaultRejected},
+	} {
+		for dialect, want := range steps {
+			t.Run(tt.name+", "+string(dialect), func(t *testing.T) {
+				var bodies []string
+				s := three.with("POST /layout-apply", func(w http.ResponseWriter, body string) {
+					bodies = append(bodies, body)
+					says(tt.status, tt.answer)(w, body)
+				})
+				if tt.jobs {
+					s = s.with("GET /layout-apply", says(200, job(dialect)))
+				}
+				begun := s.client(t, dialect).DetachAll(t.Context(), ins)
+				if diff := cmp.Diff([]string{`{"procedures":[` + want + `]}`}, bodies); diff != "" {
+					t.Errorf("jobs (-want +got):\n%s", diff)
+				}
+				if len(begun) != len(ins) {
+					t.Fatalf("begun %+v", begun)
+				}
+				wantFault(t, begun[1].Err, device.FaultNotFound, gpuThree)
+				wantFault(t, begun[3].Err, device.FaultRejected, "no device")
+				for _, i := range []int{0, 2} {
+					if tt.class != "" {
+						wantFault(t, begun[i].Err, tt.class, ins[i].Device)
+						continue
+					}
+					if op := begun[i].Operation; begun[i].Err != nil || op.State != fabric.Pending || op.Kind != fabric.KindDetach || op.Handle != "0a1b2c3d4e" || op.Intent.Device != ins[i].Device {
+						t.Errorf("%s: %+v, %v", ins[i].Device, op, begun[i].Err)
+					}
+				}
+			})
+		}
+	}
+	t.Run("nothing is there", func(t *testing.T) {
+		begun := three.client(t, DialectOSS).DetachAll(t.Context(), []fabric.Intent{ins[1], ins[1]}) // the script knows no POST
+		for _, b := range begun {
+			wantFault(t, b.Err, device.FaultNotFound, gpuThree)
+		}
+	})
+	t.Run("inventory is not to be had", func(t *testing.T) {
+		begun := three.with("GET /resources", says(502, "<html>")).client(t, DialectOSS).DetachAll(t.Context(), ins[:2])
+		for _, b := range begun {
+			wantFault(t, b.Err, device.FaultUnreachable, "502")
+		}
+		if begun[0].Err == begun[1].Err { //nolint:errorlint // the very same
+			t.Error("two devices share one fault")
+		}
+	})
+}
+
 // TestFind: whose job is it that runs, or has just ended?
 func TestFind(t *testing.T) {
 	now := time.Now()

@@ -196,29 +196,44 @@ func decodeJobs(body []byte) ([]job, error) {
 	return *list.Jobs, nil
 }
 
-// apply posts a job with the one change.
-func (c *Client) apply(ctx context.Context, op fabric.Operation, what string, p procedure) (fabric.Operation, error) {
-	p.ID, p.Dependencies = 1, []int{}
-	body, err := json.Marshal(struct {
+// change is what is asked for, and what a job does for it.
+type change struct {
+	op        fabric.Operation
+	procedure procedure
+}
+
+// apply posts one job with all the changes, which are of one kind, and says of each how it began. None of them waits for
+// another, so that one which fails keeps no other from being made.
+func (c *Client) apply(ctx context.Context, what string, changes []change) []fabric.Begun {
+	begun, ops := make([]fabric.Begun, len(changes)), make([]fabric.Operation, len(changes))
+	job := struct {
 		Procedures []procedure `json:"procedures"`
-	}{[]procedure{p}})
-	if err != nil {
-		return fabric.Operation{}, &device.Fault{Class: device.FaultRejected, Op: what, Err: err}
+	}{make([]procedure, len(changes))}
+	for i, one := range changes {
+		ops[i], job.Procedures[i] = one.op, one.procedure
+		job.Procedures[i].ID, job.Procedures[i].Dependencies = i+1, []int{}
 	}
-	req := c.request(strings.ToLower(string(op.Kind)), what, c.layout+"/layout-apply", nil)
+	body, err := json.Marshal(job)
+	if err != nil {
+		return all(begun, &device.Fault{Class: device.FaultRejected, Op: what, Err: err})
+	}
+	req := c.request(strings.ToLower(string(ops[0].Kind)), what, c.layout+"/layout-apply", nil)
 	req.Method, req.Body, req.ContentType, req.Timeout, req.Change = http.MethodPost, body, "application/json", changeTimeout, true
 	sent := c.clock.Now()
 	r, fault := c.call(ctx, req)
 	if fault == nil {
 		id, err := decodeApplyID(r.Body)
 		if err == nil {
-			return c.pending(op, id), nil
+			for i, op := range ops {
+				begun[i].Operation = c.pending(op, id)
+			}
+			return begun
 		}
 		fault = r.Strange(what, err)
 	}
 	switch fault.Class {
 	case device.FaultUnknown, device.FaultBusy, device.FaultSuspended:
-		return c.find(ctx, op, what, sent, fault)
+		return c.find(ctx, ops, what, sent, fault)
 	case device.FaultNotFound:
 		fault.Class = device.FaultRejected // the path, neither machine nor device
 	default:
@@ -226,7 +241,16 @@ func (c *Client) apply(ctx context.Context, op fabric.Operation, what string, p 
 	if fault.Code == codeRequest {
 		fault.Message = rest.Tidy(fmt.Sprintf("%s (dialect %s was spoken)", fault.Message, c.dialect))
 	}
-	return fabric.Operation{}, fault
+	return all(begun, fault)
+}
+
+// all says the fault of each.
+func all(begun []fabric.Begun, fault *device.Fault) []fabric.Begun {
+	for i := range begun {
+		mine := *fault
+		begun[i].Err = &mine
+	}
+	return begun
 }
 
 func (c *Client) pending(op fabric.Operation, id string) fabric.Operation {
@@ -234,30 +258,45 @@ func (c *Client) pending(op fabric.Operation, id string) fabric.Operation {
 	return op
 }
 
-// find looks for a job that does what we asked for, after the answer was lost (and it may have ended since), or
+// find looks for jobs that do what we asked for, after the answer was lost (and they may have ended since), or
 // when the manager is occupied (and it may be our own that occupies it, from before a crash). Else the fault holds.
-func (c *Client) find(ctx context.Context, op fabric.Operation, what string, sent time.Time, fault *device.Fault) (fabric.Operation, error) {
+func (c *Client) find(ctx context.Context, ops []fabric.Operation, what string, sent time.Time, fault *device.Fault) []fabric.Begun {
+	begun := all(make([]fabric.Begun, len(ops)), fault)
 	jobs, now, looked := c.jobs(ctx, what)
 	if looked != nil {
-		return fabric.Operation{}, fault
+		return begun
 	}
 	var since time.Time // by the manager's clock
 	if fault.Class == device.FaultUnknown && !now.IsZero() {
 		since = now.Add(-c.clock.Since(sent) - clockStep)
 	}
-	for _, j := range jobs { // the newest first
+	for i, op := range ops {
+		mine := *fault
+		if id := among(jobs, op, since, &mine); id != "" {
+			begun[i] = fabric.Begun{Operation: c.pending(op, id)}
+			continue
+		}
+		begun[i].Err = &mine
+	}
+	return begun
+}
+
+// among finds the job that does what the operation is about, the newest first. If none does, the fault says which one is
+// in the way.
+func among(jobs []job, op fabric.Operation, since time.Time, fault *device.Fault) (found string) {
+	for _, j := range jobs {
 		id, err := checkApplyID(string(j.ID))
 		if err != nil {
 			continue
 		}
 		if _, ours := j.step(op); ours && (j.unfinished() || j.began(since)) {
-			return c.pending(op, id), nil
+			return id
 		}
 		if j.unfinished() && fault.Class != device.FaultUnknown && !strings.Contains(fault.Message, id) {
 			fault.Message = rest.Tidy(fmt.Sprintf("%s (job %s, %s)", fault.Message, id, j.Status))
 		}
 	}
-	return fabric.Operation{}, fault
+	return ""
 }
 
 // began tells whether the job is not older than that.
@@ -289,13 +328,13 @@ func (c *Client) Poll(ctx context.Context, op fabric.Operation) (fabric.Operatio
 	}
 	if op.Handle == "" {
 		what := fmt.Sprintf("look for a job that does %s of %s", strings.ToLower(string(op.Kind)), op.Intent.Device)
-		found, err := c.find(ctx, op, what, c.clock.Now(), &device.Fault{
+		found := c.find(ctx, []fabric.Operation{op}, what, c.clock.Now(), &device.Fault{
 			Class: device.FaultUnknown, Op: what, Message: "no job does that now; whether one has, the list tells",
 		})
-		if err != nil {
-			return op, err
+		if found[0].Err != nil {
+			return op, found[0].Err
 		}
-		op = found
+		op = found[0].Operation
 	}
 	what := "poll job " + op.Handle
 	r, fault := c.call(ctx, c.request("poll", what, c.layout+"/layout-apply/"+url.PathEscape(op.Handle), nil))

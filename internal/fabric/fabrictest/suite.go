@@ -104,6 +104,9 @@ func Run(t *testing.T, newManager New) {
 		{"Detach/goes_back_to_the_pool", (*suite).detach},
 		{"Detach/absent_device", (*suite).detachAbsent},
 		{"Detach/without_device", (*suite).detachNothing},
+		{"DetachAll/each_by_itself", (*suite).detachAll},
+		{"DetachAll/answer_is_lost", (*suite).detachAllLost},
+		{"DetachAll/one_part_fails", (*suite).detachAllPartly},
 		{"ListAttached/one_failing_machine_hides_no_other", (*suite).listPartly},
 		{"ListAttached/no_machine", (*suite).listNone},
 		{"Free/one_failing_model_hides_no_other", (*suite).freePartly},
@@ -383,6 +386,81 @@ func (s *suite) detachNothing() {
 	s.mustAttach(MachineOne, ModelA)
 	err := s.detachNow(fabric.Intent{Machine: MachineOne, Model: ModelA})
 	s.fault(err, device.FaultRejected, device.FaultUnsupported)
+	s.agree(MachineOne)
+}
+
+// two attaches two devices to machine one, or skips the case where a call detaches one.
+func (s *suite) two() (m fabric.Batcher, ins []fabric.Intent) {
+	s.Helper()
+	m, is := s.m.(fabric.Batcher)
+	if batch := s.m.Capabilities().Batch; is != (batch > 1) {
+		s.Fatalf("it takes several detaches in one call: %v, and says %d", is, batch)
+	}
+	if !is {
+		s.Skip("this manager detaches one device by a call")
+	}
+	for _, model := range []string{ModelA, ModelB} {
+		ins = append(ins, fabric.Intent{Machine: MachineOne, Model: model, Device: s.mustAttach(MachineOne, model)})
+	}
+	return m, ins
+}
+
+// ends waits for each and returns how it ended.
+func (s *suite) ends(begun []fabric.Begun) []error {
+	s.Helper()
+	errs := make([]error, len(begun))
+	for i, b := range begun {
+		if errs[i] = b.Err; b.Err == nil {
+			_, errs[i] = Wait(s.Context(), s.clk, s.m, b.Operation)
+		}
+	}
+	return errs
+}
+
+func (s *suite) detachAll() {
+	m, ins := s.two()
+	absent := fabric.Intent{Machine: MachineOne, Model: ModelA, Device: "00000000-0000-4000-8000-0000000000ee"}
+	errs := s.ends(m.DetachAll(s.Context(), []fabric.Intent{ins[0], absent, ins[1]}))
+	if len(errs) != 3 || errs[0] != nil || errs[2] != nil {
+		s.Fatalf("detached %v, want an error of the second alone", errs)
+	}
+	s.fault(errs[1], device.FaultNotFound)
+	if got := s.c.Attached(MachineOne); len(got) > 0 {
+		s.Errorf("machine has %v", got)
+	}
+	s.agree(MachineOne)
+	s.counts(ModelA, 2, "after the detach")
+}
+
+// detachAllLost: one answer is lost, and the outcome of all is unknown, unless the client finds it out.
+func (s *suite) detachAllLost() {
+	m, ins := s.two()
+	s.meet(LostAfter)
+	for _, err := range s.ends(m.DetachAll(s.Context(), ins)) {
+		if err != nil {
+			s.fault(err, device.FaultUnknown)
+		}
+	}
+	if got := s.c.Attached(MachineOne); len(got) > 0 {
+		s.Errorf("machine has %v", got)
+	}
+	s.agree(MachineOne)
+}
+
+// detachAllPartly: the work on one of them fails, whichever that is.
+func (s *suite) detachAllPartly() {
+	m, ins := s.two()
+	s.meet(WorkRefused)
+	var stay []string
+	for i, err := range s.ends(m.DetachAll(s.Context(), ins)) {
+		if err != nil {
+			s.fault(err, device.FaultRejected, device.FaultConflict, device.FaultNotFound)
+			stay = append(stay, ins[i].Device)
+		}
+	}
+	if got := s.c.Attached(MachineOne); len(stay) != 1 || !slices.Equal(got, stay) {
+		s.Errorf("machine has %v, and %v are said to stay, want one", got, stay)
+	}
 	s.agree(MachineOne)
 }
 
