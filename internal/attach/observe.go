@@ -161,6 +161,12 @@ func (s *Settings) Excludes(k Kind, p device.Phase) bool {
 	}
 }
 
+// Joins tells whether the call for a unit in phase p may be one with the calls for n other units of the machine that were
+// decided at the same moment, each of them k. What was decided before that is at the manager, and goes first.
+func (s *Settings) Joins(k Kind, p device.Phase, n int) bool {
+	return k == SendDetach && p == device.Releasing && n < s.Batch
+}
+
 // strangers are the devices on the machine that no other lease names, in order. Those that one names are told
 // from what will come by that; and when they have gone, the manager may give the very same again. What another
 // unit's call has brought may be taken by that unit or by this one.

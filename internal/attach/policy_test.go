@@ -115,3 +115,31 @@ func TestExcludes(t *testing.T) {
 		}
 	}
 }
+
+// TestJoins: what may be one call with what was decided at the same moment.
+func TestJoins(t *testing.T) {
+	for _, tc := range []struct {
+		other Kind
+		phase device.Phase
+		n     int
+		want  bool
+	}{
+		{SendDetach, device.Releasing, 1, true},
+		{SendDetach, device.Releasing, 2, true},
+		{SendDetach, device.Releasing, 3, false},
+		{SendDetach, device.Assigned, 1, false},
+		{SendDetach, device.Attaching, 1, false},
+		{SendDetach, device.Failed, 1, false},
+		{SendAttach, device.Releasing, 1, false},
+		{SendAttach, device.Attaching, 1, false},
+		{StoreIntent, device.Attaching, 1, false},
+		{Rescan, device.Releasing, 1, false},
+	} {
+		for batch, want := range map[int]bool{0: false, 1: false, 3: tc.want} {
+			s := Settings{Batch: batch}
+			if got := s.Joins(tc.other, tc.phase, tc.n); got != want {
+				t.Errorf("%s of %d beside a unit in phase %s, %d in a call: joins %v, want %v", tc.other, tc.n, tc.phase, batch, got, want)
+			}
+		}
+	}
+}

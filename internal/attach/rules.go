@@ -318,7 +318,7 @@ func releasing() []rule {
 // detaching: off the fabric, once the node has let it go.
 func detaching() []rule {
 	return []rule{
-		{"machine busy", func(o *Observation) bool { return o.MachineBusy }, (*Observation).waitForMachine, "Calls that exclude each other go one after the other: attach and detach always, two of a kind unless the manager takes them side by side."},
+		{"machine busy", func(o *Observation) bool { return o.MachineBusy }, (*Observation).waitForMachine, "Calls that exclude each other go one after the other: attach and detach always, two of a kind unless the manager takes them side by side; detaches that can go at the same moment are one call where the manager takes that."},
 		{"not its turn", func(o *Observation) bool { return o.OutOfTurn && !o.detachSent() && !o.unanswered() }, (*Observation).waitForTurn, "Where the manager does one thing at a time for all nodes, they take turns, in the order in which they asked."},
 		{"look", func(o *Observation) bool { return !o.Fresh }, (*Observation).list, "Only a list that was read after the last change says whether it is still attached."},
 		{"unknown, may still go", (*Observation).mayStillGo, (*Observation).lookWhileUnknown, "The call, or a second one, could take the device from whoever gets it next."},

@@ -13,6 +13,8 @@ type Settings struct {
 	// Parallel: the manager takes several attaches, or several detaches, of one machine at once, and its list tells
 	// the devices apart.
 	Parallel bool
+	// Batch is how many devices of one machine a call of the manager may detach; one if zero.
+	Batch int
 	// Arrival: the manager does not say which GPU its device is; it is known by its arrival on this node. So one unit
 	// comes at a time.
 	Arrival bool
@@ -101,7 +103,7 @@ type Observation struct {
 	// Running is the action of this unit that is under way in this process, if any.
 	Running Kind
 	// MachineBusy: what another unit of this machine does, or is about to do, excludes this unit's call (see
-	// Settings.Excludes).
+	// Settings.Excludes), and this one cannot go with it (see Settings.Joins).
 	MachineBusy bool
 	// OutOfTurn: the manager does one thing at a time for all nodes, and Before nodes are to have theirs done first.
 	OutOfTurn bool

@@ -12,16 +12,51 @@ import (
 	"github.com/cohdi/cohdi-agent/internal/device"
 )
 
+// order is what was decided for a unit.
+type order struct {
+	lease device.Lease
+	does  attach.Decision
+}
+
 // perform starts the action. It records how it ended and pokes the loop.
-func (l *Loop) perform(ctx context.Context, lease device.Lease, d attach.Decision) {
+func (l *Loop) perform(ctx context.Context, o order) {
 	l.cfg.Spawn(func() {
 		began := l.cfg.Clock.Now()
-		work, err := l.act(ctx, lease, d)
-		ended := l.cfg.Clock.Now()
-		l.ended(lease, d.Kind, work, began, ended, err)
-		l.cfg.Observer.Acted(ctx, lease, d.Kind, ended.Sub(began), err)
+		work, err := l.act(ctx, o.lease, o.does)
+		l.acted(ctx, o, began, Answer{work, err})
 		l.Poke()
 	})
+}
+
+// performAll starts detaches that go to the manager in one call. Each ends by itself.
+func (l *Loop) performAll(ctx context.Context, all []order) {
+	if len(all) == 1 {
+		l.perform(ctx, all[0])
+	}
+	if len(all) < 2 {
+		return
+	}
+	l.cfg.Spawn(func() {
+		began := l.cfg.Clock.Now()
+		calls := make([]Call, 0, len(all))
+		for _, o := range all {
+			_, call := l.call(o.lease)
+			calls = append(calls, call)
+		}
+		limited, cancel := context.WithTimeout(ctx, l.cfg.CallDeadline)
+		answers := l.cfg.Batcher.DetachAll(limited, calls)
+		cancel()
+		for i, o := range all {
+			l.acted(ctx, o, began, answers[i])
+		}
+		l.Poke()
+	})
+}
+
+func (l *Loop) acted(ctx context.Context, o order, began time.Time, a Answer) {
+	ended := l.cfg.Clock.Now()
+	l.ended(o.lease, o.does.Kind, a.Work, began, ended, a.Err)
+	l.cfg.Observer.Acted(ctx, o.lease, o.does.Kind, ended.Sub(began), a.Err)
 }
 
 // ended records the end of an action.

@@ -10,7 +10,8 @@
 // the last list) only spares work or makes it wait longer; after a restart it is observed anew.
 //
 // Run and Step, of either, belong to one goroutine. Actions run beside it, one per unit, and calls that change the
-// machine on the fabric one at a time. Poke and Status may be called from anywhere.
+// machine on the fabric one at a time, or as the manager takes them: side by side, or several detaches in one call. Poke and
+// Status may be called from anywhere.
 //
 // Errors of actions do not end the loop: they are remembered as tried, told to the Observer, and the
 // policy decides what follows.

@@ -32,6 +32,18 @@ type Fabric interface {
 	Poll(ctx context.Context, k attach.Kind, c Call, handle string) (Work, error)
 }
 
+// Batcher is a manager that detaches several devices by one call.
+type Batcher interface {
+	// DetachAll asks to take the devices away, and answers of each, in their order, what Detach would.
+	DetachAll(ctx context.Context, calls []Call) []Answer
+}
+
+// Answer is what became of a call.
+type Answer struct {
+	Work Work
+	Err  error
+}
+
 // Call is what is asked of the manager.
 type Call struct {
 	Machine device.Machine

@@ -17,7 +17,7 @@ import (
 	"github.com/cohdi/cohdi-agent/internal/device"
 )
 
-// Config is what a Loop is made of; every field but Spawn and Turns is required.
+// Config is what a Loop is made of; every field but Spawn, Turns and Batcher is required.
 type Config struct {
 	Node    string
 	Machine device.Machine
@@ -33,6 +33,8 @@ type Config struct {
 
 	Leases  Leases
 	Manager Fabric
+	// Batcher is the manager, too, where it takes several detaches in one call (Settings.Batch), else nil.
+	Batcher Batcher
 	// Turns is nil where nodes need not wait for each other.
 	Turns    Turns
 	Host     Host
@@ -169,16 +171,22 @@ func (l *Loop) Step(ctx context.Context) time.Time {
 	l.forgetAllBut(leases)
 	var wake time.Time
 	turn := false
+	var together []order
 	for _, lease := range leases {
-		d := l.decide(lease, leases, sight)
+		d := l.decide(lease, leases, sight, together)
 		turn = turn || d.Turn || l.changing(lease)
 		if !d.Wake.IsZero() && (wake.IsZero() || d.Wake.Before(wake)) {
 			wake = d.Wake
 		}
-		if d.Kind != attach.Wait {
-			l.perform(ctx, lease, d)
+		switch {
+		case d.Kind == attach.Wait:
+		case d.Kind == attach.SendDetach && l.cfg.Batcher != nil:
+			together = append(together, order{lease, d})
+		default:
+			l.perform(ctx, order{lease, d})
 		}
 	}
+	l.performAll(ctx, together)
 	l.wantTurn(turn)
 	return wake
 }
@@ -246,8 +254,8 @@ func (l *Loop) forgetAllBut(leases []device.Lease) {
 }
 
 // decide looks at one unit. What it decided counts as under way from then on, so that the next unit sees
-// the machine busy.
-func (l *Loop) decide(lease device.Lease, all []device.Lease, sight Sight) attach.Decision {
+// the machine busy; but for the detaches of this look, which go together.
+func (l *Loop) decide(lease device.Lease, all []device.Lease, sight Sight, together []order) attach.Decision {
 	prepared, known := l.cfg.Prepared.Prepared(lease.Fabric, lease.Unit)
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -257,7 +265,7 @@ func (l *Loop) decide(lease device.Lease, all []device.Lease, sight Sight) attac
 	o := attach.Observation{
 		Now: now, Settings: l.cfg.Settings, Lease: lease, FabricModel: l.cfg.Model(lease.Model),
 		Here: l.machine.here, Fresh: l.machine.fresh(now, l.cfg.FreshFor), ListFault: l.machine.fault, ListTriedAt: l.machine.triedAt, ListAskedAt: l.machine.askedAt,
-		Claimed: l.claimed(lease, all), Unreadable: l.unreadable(), Running: mem.running, MachineBusy: l.excluded(lease, all),
+		Claimed: l.claimed(lease, all), Unreadable: l.unreadable(), Running: mem.running, MachineBusy: l.excluded(lease, all, together),
 		MaySend: !mem.maySend.IsZero() && mem.maySend.Equal(lease.AskedAt), FoundAt: mem.foundAt, Last: mem.last, Tried: mem.tried,
 		Bus: sight.Bus, NVML: sight.NVML, NVMLState: sight.NVMLState,
 		Taken: taken(lease, all), Others: others(lease, all), BusBefore: mem.before, Leaving: l.leaving(lease, all, addresses(sight.Bus), now),
@@ -317,15 +325,19 @@ func (l *Loop) memory(lease device.Lease) *unit {
 }
 
 // excluded: another unit changes the machine, on the fabric or on the bus, or is about to, in a way that this unit's
-// call must not run beside.
-func (l *Loop) excluded(lease device.Lease, all []device.Lease) bool {
+// call must neither run beside nor go with.
+func (l *Loop) excluded(lease device.Lease, all []device.Lease, together []order) bool {
 	known := map[device.Unit]bool{lease.Unit: true}
 	for _, other := range all {
 		if known[other.Unit] {
 			continue
 		}
 		known[other.Unit] = true
-		if l.cfg.Settings.Excludes(l.units[other.Unit].doing(other), lease.Phase) || l.cfg.Settings.Arrival && unmatched(other) && lease.Phase == device.Assigned {
+		doing := l.units[other.Unit].doing(other)
+		if slices.ContainsFunc(together, func(o order) bool { return o.lease.Unit == other.Unit }) && l.cfg.Settings.Joins(doing, lease.Phase, len(together)) {
+			continue
+		}
+		if l.cfg.Settings.Excludes(doing, lease.Phase) || l.cfg.Settings.Arrival && unmatched(other) && lease.Phase == device.Assigned {
 			return true
 		}
 	}

@@ -399,6 +399,184 @@ func TestWork(t *testing.T) {
 	r.innocent(t)
 }
 
+// givenBack has three units, named by their devices, attached one after the other, and then called back at once.
+func givenBack(t *testing.T, r *rig, l *Loop, units ...device.Unit) {
+	t.Helper()
+	for _, u := range units {
+		r.assign(u, "c-"+string(u))
+	}
+	r.settle(t, l)
+	for _, u := range units {
+		if got := r.lease(u); got.Phase != device.Attached {
+			t.Fatalf("lease = %+v", got)
+		}
+		r.clear(u)
+	}
+	r.settle(t, l)
+	r.clock.Step(time.Minute)
+	for _, u := range units {
+		r.release(u)
+	}
+	r.calls, r.acted, r.story = nil, nil, nil
+}
+
+// TestBatch: what goes back at once goes in one call, as far as the call has room; what becomes of it is each unit's own.
+func TestBatch(t *testing.T) {
+	const third = device.Unit("a100-2")
+	units := []device.Unit{unit0, unit1, third}
+	start := func(t *testing.T, batch int) (*rig, *Loop) {
+		t.Helper()
+		r := newRig(3)
+		r.jobs, r.nameless, r.batch = true, true, batch
+		l := r.loop(r.q.spawn)
+		givenBack(t, r, l, units...)
+		return r, l
+	}
+	named := func(r *rig) func() bool {
+		return func() bool {
+			return !slices.ContainsFunc(units, func(u device.Unit) bool { return r.lease(u).Work == "" })
+		}
+	}
+	calls := func(t *testing.T, r *rig, want ...string) {
+		t.Helper()
+		if diff := cmp.Diff(want, r.calls); diff != "" {
+			t.Errorf("calls (-want +got):\n%s\n%v", diff, r.story)
+		}
+		r.innocent(t)
+	}
+	gone := func(t *testing.T, r *rig) {
+		t.Helper()
+		if len(r.leases) > 0 || len(r.attached()) > 0 {
+			t.Errorf("left: %v, leases %v", r.attached(), r.leases)
+		}
+	}
+	t.Run("room for all", func(t *testing.T) {
+		r, l := start(t, 3)
+		r.settle(t, l)
+		calls(t, r, "detach d0 d1 d2")
+		gone(t, r)
+	})
+	t.Run("room for two", func(t *testing.T) {
+		r, l := start(t, 2)
+		r.settle(t, l)
+		calls(t, r, "detach d0 d1", "detach d2")
+		gone(t, r)
+	})
+	t.Run("another process goes on", func(t *testing.T) {
+		r, l := start(t, 3)
+		r.until(t, l, named(r))
+		for _, u := range units {
+			if w := r.lease(u).Work; w != r.lease(unit0).Work {
+				t.Errorf("%s waits for %s", u, w)
+			}
+		}
+		r.settle(t, r.loop(r.q.spawn))
+		calls(t, r, "detach d0 d1 d2")
+		gone(t, r)
+	})
+	t.Run("one part is refused", func(t *testing.T) {
+		r, l := start(t, 3)
+		r.until(t, l, named(r))
+		r.work[r.lease(unit1).Work+" d1"].effect = func() error { return &device.Fault{Class: device.FaultConflict, Op: "detach d1"} }
+		r.settle(t, l)
+		calls(t, r, "detach d0 d1 d2", "detach d1")
+		gone(t, r)
+	})
+	t.Run("of one part nobody knows", func(t *testing.T) {
+		r, l := start(t, 3)
+		r.until(t, l, named(r))
+		r.work[r.lease(unit1).Work+" d1"].effect = func() error { return &device.Fault{Class: device.FaultUnknown, Op: "detach d1"} }
+		begun := r.clock.Now()
+		r.settle(t, l)
+		calls(t, r, "detach d0 d1 d2", "detach d1")
+		gone(t, r)
+		if took := r.clock.Now().Sub(begun); took < settings().Settle {
+			t.Errorf("asked again after %s", took)
+		}
+	})
+	for name, a := range map[string]answer{"refused for now": busy, "lost, nothing begun": inVain} {
+		t.Run(name, func(t *testing.T) {
+			r, l := start(t, 3)
+			r.answers = []answer{a}
+			r.settle(t, l)
+			calls(t, r, "detach d0 d1 d2", "detach d0 d1 d2")
+			gone(t, r)
+		})
+	}
+	t.Run("lost, begun", func(t *testing.T) {
+		r, l := start(t, 3)
+		r.answers = []answer{lost}
+		r.settle(t, l)
+		calls(t, r, "detach d0 d1 d2")
+		gone(t, r)
+	})
+	t.Run("what is ready later goes in the next one", func(t *testing.T) {
+		r, l := start(t, 3)
+		for _, u := range units[1:] {
+			r.prepared[u] = true // until the first is at the manager
+		}
+		r.until(t, l, func() bool { return r.lease(unit0).Work != "" })
+		clear(r.prepared)
+		for range 20 {
+			r.step(t, l)
+		}
+		calls(t, r, "detach d0")
+		r.settle(t, l)
+		calls(t, r, "detach d0", "detach d1 d2")
+		gone(t, r)
+	})
+	t.Run("an attach is by itself", func(t *testing.T) {
+		r := newRig(3)
+		r.jobs, r.nameless, r.batch = true, true, 3
+		l := r.loop(r.q.spawn)
+		givenBack(t, r, l, unit0, unit1)
+		r.assign(third, "c")
+		r.settle(t, l)
+		if got := r.lease(third); got.Phase != device.Attached || len(r.leases) != 1 {
+			t.Errorf("leases = %+v", r.leases)
+		}
+		calls(t, r, "attach", "detach d0 d1")
+	})
+}
+
+// TestBatchTurn: the turn is kept until the whole job is done.
+func TestBatchTurn(t *testing.T) {
+	r := newRig(3)
+	r.jobs, r.nameless, r.batch = true, true, 3
+	l := r.loop(r.q.spawn)
+	units := []device.Unit{unit0, unit1, "a100-2"}
+	givenBack(t, r, l, units...)
+	turns := &line{}
+	l.cfg.Turns = turns
+	for range 40 {
+		r.step(t, l)
+		r.clock.Step(time.Second)
+	}
+	if len(r.calls) > 0 {
+		t.Fatalf("asked out of turn: %v", r.calls)
+	}
+	turns.mine = true
+	r.until(t, l, func() bool {
+		return !slices.ContainsFunc(units, func(u device.Unit) bool { return r.lease(u).Work == "" })
+	})
+	for _, u := range units[:2] { // two of three parts are done
+		part := r.work[r.lease(u).Work+" "+r.lease(u).FabricDevice]
+		part.over, part.err = true, part.effect()
+	}
+	r.until(t, l, func() bool {
+		waiting := slices.DeleteFunc(l.Status(), func(s UnitStatus) bool { return s.Rule != "machine busy" })
+		return len(waiting) == 2
+	})
+	if diff := cmp.Diff([]bool{true}, turns.wanted); diff != "" {
+		t.Errorf("before the job was done the turn was wanted (-want +got):\n%s", diff)
+	}
+	r.settle(t, l)
+	if diff := cmp.Diff([]bool{true, false}, turns.wanted); diff != "" || len(r.leases) > 0 || len(r.calls) != 1 {
+		t.Errorf("the turn was wanted (-want +got):\n%s\ncalls %v, leases %v", diff, r.calls, r.leases)
+	}
+	r.innocent(t)
+}
+
 // line is the nodes' line as the test has it.
 type line struct {
 	mine   bool

@@ -38,6 +38,7 @@ func TestChaos(t *testing.T) {
 		"calls side by side": func(r *rig) { r.parallel = true },
 		"works on it":        func(r *rig) { r.jobs = true },
 		"no identities":      func(r *rig) { r.jobs, r.nameless = true, true },
+		"several in one job": func(r *rig) { r.jobs, r.nameless, r.batch = true, true, 2 },
 	} {
 		t.Run(name, func(t *testing.T) { testChaos(t, manner) })
 	}
@@ -45,13 +46,13 @@ func TestChaos(t *testing.T) {
 
 func testChaos(t *testing.T, manner func(*rig)) {
 	t.Helper()
-	parallel := false
+	parallel, batch := false, 0
 	const seeds, steps = 250, 600
 	kinds, calls, attaches, beside := map[string]int{}, 0, 0, 0
 	for seed := range uint64(seeds) {
 		c := &chaos{rig: newRig(5), t: t, rand: rand.New(rand.NewPCG(seed, 7)), kinds: kinds}
 		manner(c.rig)
-		parallel = c.parallel
+		parallel, batch = c.parallel, c.batch
 		c.start()
 		for range steps {
 			c.anything()
@@ -63,7 +64,7 @@ func testChaos(t *testing.T, manner func(*rig)) {
 		beside += c.beside
 	}
 	t.Logf("%d seeds of %d steps: %v, %d changing calls, %d times several in flight, %d units given back", seeds, steps, kinds, calls, beside, attaches)
-	if calls < 10*seeds/4 || attaches < seeds || parallel && beside < seeds {
+	if calls < 10*seeds/4 || attaches < seeds || parallel && beside < seeds || batch > 1 && beside < 10 {
 		t.Error("too little happened: the test shows nothing")
 	}
 }
@@ -85,7 +86,7 @@ func (c *chaos) judge(seed uint64) {
 	if attaches+detaches > 1 {
 		c.beside++
 	}
-	if attaches > 0 && detaches > 0 || !c.parallel && attaches+detaches > 1 {
+	if attaches > 0 && detaches > 0 || !c.parallel && (attaches > 1 || detaches > max(c.batch, 1)) {
 		c.crimes = append(c.crimes, fmt.Sprintf("%d attaches and %d detaches in flight", attaches, detaches))
 	}
 	if len(c.crimes) > 0 {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -87,6 +88,8 @@ type rig struct {
 	parallel bool // the manager takes several calls at once
 	jobs     bool // the manager works on what it was asked for until finish is called
 	nameless bool // the manager gives no GPU UUIDs
+	batch    int  // how many detaches the manager takes in one call
+	q        later
 	work     map[string]*job
 	listErr  error
 	hostErr  error
@@ -132,14 +135,18 @@ func newRig(gpus int) *rig {
 func (r *rig) loop(spawn func(func())) *Loop {
 	r.dead, r.dieAt, r.ops = false, 0, 0
 	s := settings()
-	s.Parallel, s.Arrival = r.parallel, r.nameless
-	return New(Config{
+	s.Parallel, s.Arrival, s.Batch = r.parallel, r.nameless, r.batch
+	cfg := Config{
 		Node: thisNode, Machine: thisMachine, Fabric: "0", Settings: s,
 		FreshFor: 5 * time.Second, Resync: 10 * time.Minute, CallDeadline: time.Minute, LocalDeadline: 10 * time.Second,
 		Leases: r, Manager: r, Host: r, Claims: r, Prepared: r, Observer: r,
 		Model: func(m device.Model) string { return map[device.Model]string{"a100": fabricModel}[m] },
 		Clock: r.clock, Spawn: spawn,
-	})
+	}
+	if r.batch > 1 {
+		cfg.Batcher = r
+	}
+	return New(cfg)
 }
 
 func inline(f func()) { f() }
@@ -317,6 +324,9 @@ func (r *rig) Poll(_ context.Context, k attach.Kind, c Call, handle string) (Wor
 	var w Work
 	err := r.op(func() error {
 		j := r.work[handle]
+		if part := r.work[handle+" "+c.Device]; part != nil {
+			j = part
+		}
 		switch {
 		case j == nil:
 			w.Fault = &device.Fault{Class: device.FaultUnknown, Op: "poll " + handle}
@@ -344,15 +354,48 @@ func (r *rig) finish() {
 }
 
 func (r *rig) Detach(_ context.Context, c Call) (Work, error) {
-	id, model := c.Device, c.Model
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if id == "" || model != fabricModel {
-		r.crimes = append(r.crimes, fmt.Sprintf("detach of %q, %q", id, model))
+	return r.begin("detach "+c.Device, r.detaching(c))
+}
+
+// DetachAll is one call, answered once; each device's part of the work is by itself.
+func (r *rig) DetachAll(_ context.Context, calls []Call) []Answer {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var ids []string
+	for _, c := range calls {
+		ids = append(ids, c.Device)
+	}
+	if len(ids) > r.batch || len(ids) < 2 {
+		r.crimes = append(r.crimes, fmt.Sprintf("one call detaches %v", ids))
+	}
+	handle, begun := fmt.Sprintf("job-%d", len(r.work)+1), false
+	err := r.answerNext("detach "+strings.Join(ids, " "), func() error {
+		begun = true
+		for _, c := range calls {
+			r.work[handle+" "+c.Device] = &job{effect: r.detaching(c)}
+		}
+		return nil
+	})
+	answers := make([]Answer, len(calls))
+	for i := range calls {
+		if answers[i].Err = err; err == nil && begun {
+			answers[i].Work = Work{Handle: handle, PollAfter: time.Second}
+		}
+	}
+	return answers
+}
+
+// detaching is how a device leaves.
+func (r *rig) detaching(c Call) func() error {
+	id := c.Device
+	if id == "" || c.Model != fabricModel {
+		r.crimes = append(r.crimes, fmt.Sprintf("detach of %q, %q", id, c.Model))
 	}
 	is := func(g *gpu) bool { return g.id == id && g.attached }
 	was := slices.ContainsFunc(r.chassis, is)
-	return r.begin("detach "+id, func() error {
+	return func() error {
 		i := slices.IndexFunc(r.chassis, is)
 		if i < 0 || !was { // a manager does not keep a call for what was not there
 			return &device.Fault{Class: device.FaultNotFound, Op: "detach " + id}
@@ -371,7 +414,7 @@ func (r *rig) Detach(_ context.Context, c Call) (Work, error) {
 		}
 		g.attached, g.onBus, g.driver, g.seen, g.draining, g.off = false, false, false, false, false, false
 		return nil
-	})
+	}
 }
 
 // The host.
@@ -574,12 +617,22 @@ func (r *rig) attached() (ids []string) {
 	return ids
 }
 
+// step steps the loop, and then does what was to be done beside it.
+func (r *rig) step(t *testing.T, l *Loop) time.Time {
+	t.Helper()
+	wake := l.Step(t.Context())
+	for len(r.q.queue) > 0 {
+		r.q.run(0)
+	}
+	return wake
+}
+
 // settle steps the loop and lets time pass to where it wants to be woken, until it waits for others.
 func (r *rig) settle(t *testing.T, l *Loop) {
 	t.Helper()
 	for range 500 {
 		n := len(r.acted)
-		wake := l.Step(t.Context())
+		wake := r.step(t, l)
 		switch {
 		case r.dead:
 			return
@@ -602,7 +655,7 @@ func (r *rig) until(t *testing.T, l *Loop, so func() bool) {
 			return
 		}
 		n := len(r.acted)
-		if wake := l.Step(t.Context()); len(r.acted) == n && wake.After(r.clock.Now()) {
+		if wake := r.step(t, l); len(r.acted) == n && wake.After(r.clock.Now()) {
 			r.clock.SetTime(wake)
 		}
 	}
