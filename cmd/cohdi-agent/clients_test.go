@@ -21,7 +21,7 @@ func TestNewClient(t *testing.T) {
 		config.ManagerFM: {AddressableDetach: true, Free: fabric.FreeCount, Exclusion: fabric.ExclusionMachine, Identity: true},
 		config.ManagerCM: {AddressableDetach: true, Free: fabric.FreeCount, Exclusion: fabric.ExclusionMachine, Identity: true, Asynchronous: true, Limits: true},
 		config.ManagerCDIM: {
-			AddressableAttach: true, AddressableDetach: true, Free: fabric.FreeList, Exclusion: fabric.ExclusionGlobal, Asynchronous: true,
+			AddressableAttach: true, AddressableDetach: true, Free: fabric.FreeList, Exclusion: fabric.ExclusionGlobal, Asynchronous: true, Batch: 8,
 		},
 		config.ManagerRedfish: {
 			AddressableAttach: true, AddressableDetach: true, Free: fabric.FreeList, Exclusion: fabric.ExclusionMachine, Asynchronous: true, Identity: true, Events: true,
@@ -49,6 +49,9 @@ func TestNewClient(t *testing.T) {
 		}
 		if _, ok := m.(fabric.Limiter); ok != got.Limits {
 			t.Errorf("%s: it is a Limiter: %v, and says %v", manager, ok, got.Limits)
+		}
+		if _, ok := m.(fabric.Batcher); ok != (got.Batch > 1) {
+			t.Errorf("%s: it is a Batcher: %v, and says %d", manager, ok, got.Batch)
 		}
 		f.Tenant, f.Endpoint, f.CDIM, f.Sunfish = "", "", &config.CDIM{}, &config.Sunfish{}
 		if m, err := newClient(&f, clock.RealClock{}, nil); err == nil {

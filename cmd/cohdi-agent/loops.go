@@ -48,12 +48,12 @@ func (m *membership) nodeConfig(at seat, f config.Fabric) node.Config {
 	return node.Config{
 		Node: m.a.o.node, Machine: at.machine, Fabric: f.ID,
 		Settings: attach.Settings{
-			Parallel: can.Exclusion == fabric.ExclusionNone && can.Identity, Arrival: !can.Identity,
+			Parallel: can.Exclusion == fabric.ExclusionNone && can.Identity, Batch: can.Batch, Arrival: !can.Identity,
 			Deadline: m.cfg.Timings.AttachDeadline, Patience: patience(can.Exclusion), MaxCall: max(f.CallTimeout, can.MaxCall), Settle: max(f.Settle, can.Settle), Look: look, Appear: appear, Retry: retry,
 			Busy: busy, Hold: hold, RetryAfter: m.cfg.Timings.RetryAfter,
 		},
 		FreshFor: freshFor, Resync: m.cfg.Timings.NodeList, CallDeadline: f.CallTimeout + callDeadline, LocalDeadline: localDeadline,
-		Leases: allLeases{m.a.leases}, Manager: managerOfNode{m.managers[f.ID]}, Host: m.a.machine,
+		Leases: allLeases{m.a.leases}, Manager: managerOfNode{m.managers[f.ID]}, Batcher: managerOfNode{m.managers[f.ID]}.batcher(), Host: m.a.machine,
 		Claims: claim.New(claim.Options{Client: m.a.client, Clock: m.a.clock}), Prepared: m.a.machine, Observer: m.a.obs,
 		Model: func(name device.Model) string { return models[name] }, Clock: m.a.clock,
 	}

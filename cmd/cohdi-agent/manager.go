@@ -41,6 +41,7 @@ type manager struct {
 
 var (
 	_ node.Fabric   = (*managerOfNode)(nil)
+	_ node.Batcher  = (*batcher)(nil)
 	_ leader.Fabric = (*managerOfFabric)(nil)
 )
 
@@ -141,6 +142,40 @@ func (m managerOfNode) Attach(ctx context.Context, c node.Call) (node.Work, erro
 
 func (m managerOfNode) Detach(ctx context.Context, c node.Call) (node.Work, error) {
 	return m.change("Detach", func() (fabric.Operation, error) { return m.Manager.Detach(ctx, intent(c)) })
+}
+
+// batcher is a manager that takes several detaches in one call.
+type batcher struct {
+	managerOfNode
+	own fabric.Batcher
+}
+
+func (m batcher) DetachAll(ctx context.Context, calls []node.Call) []node.Answer {
+	ins := make([]fabric.Intent, 0, len(calls))
+	for _, c := range calls {
+		ins = append(ins, intent(c))
+	}
+	began := m.clock.Now()
+	begun := m.own.DetachAll(ctx, ins)
+	answers, errs := make([]node.Answer, len(begun)), make([]error, len(begun))
+	for i, b := range begun {
+		errs[i] = b.Err
+		m.halt(b.Operation, b.Err)
+		if answers[i].Err = b.Err; b.Err == nil {
+			answers[i].Work = work(b.Operation)
+		}
+	}
+	m.timed("Detach", m.clock.Since(began), errors.Join(errs...))
+	return answers
+}
+
+// batcher is the manager as one that takes several detaches in one call, nil if it does not.
+func (m managerOfNode) batcher() node.Batcher {
+	own, can := m.Manager.(fabric.Batcher)
+	if !can {
+		return nil
+	}
+	return batcher{m, own}
 }
 
 // Poll looks at an operation of this or any other process: its handle, kind and intent are all that is needed.
