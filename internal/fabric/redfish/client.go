@@ -55,6 +55,8 @@ type Config struct {
 	// "detach", "poll", "jobs", "health" or "events", the HTTP status or 0 without an answer, and how long it took. It must
 	// not block. It may be nil.
 	Observe func(operation string, status int, took time.Duration)
+	// Dial makes the connections; the network's if nil.
+	Dial rest.Dial
 }
 
 // Client is a Redfish service.
@@ -106,7 +108,7 @@ func New(cfg Config) (*Client, error) {
 	if c.clock == nil {
 		c.clock = clock.RealClock{}
 	}
-	c.rest = rest.NewClient(cfg.Credentials, c.clock, cfg.Observe)
+	c.rest = rest.NewClient(cfg.Credentials, c.clock, cfg.Observe).Over(cfg.Dial)
 	c.sessions = rest.NewLogins(c.clock, cfg.Credentials, c.login)
 	return c, nil
 }

@@ -307,6 +307,9 @@ func (c *Client) pollMonitor(ctx context.Context, w world, op fabric.Operation, 
 	case aboutTheLook(d.Reply, fault):
 		return op, fault
 	default:
+		if fault.Class == device.FaultBusy && meanings()[fault.Code] == "" {
+			fault.Class = device.FaultUnknown // the work had begun, and the status alone says nothing of it
+		}
 		return failed(op, fault), nil
 	}
 	op = c.pending(op, op.Handle, retryAfter(d.Reply, c.clock.Now()))
@@ -326,10 +329,13 @@ func (c *Client) pollMonitor(ctx context.Context, w world, op fabric.Operation, 
 // aboutTheLook tells a fault of looking at a monitor from the end of what it monitors, which is answered in the same way:
 // it is no answer, not the service's, or says that there will be another one.
 func aboutTheLook(r rest.Reply, fault *device.Fault) bool {
+	_, own := decodeRefusal(r.Body)
+	if own && r.Status == http.StatusConflict { // no look is refused for that
+		return false
+	}
 	if slices.Contains([]device.FaultClass{device.FaultUnreachable, device.FaultUnauthorized, device.FaultBusy, device.FaultUnsupported}, fault.Class) {
 		return true
 	}
-	_, own := decodeRefusal(r.Body)
 	return r.Status == 0 || !own || r.Status/100 == 2 || r.Status == http.StatusServiceUnavailable
 }
 

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/cohdi/cohdi-agent/internal/device"
@@ -39,7 +40,7 @@ func decodeRoot(body []byte) (root, error) {
 		ProtocolFeaturesSupported                                                 struct {
 			ExpandQuery struct {
 				NoLinks, Levels bool
-				MaxLevels       *int
+				MaxLevels       *number
 			}
 		}
 	}
@@ -88,6 +89,19 @@ func decodeService(body []byte) (service, error) {
 	return service{blocks: s.ResourceBlocks.to, zones: s.ResourceZones.to, compose: s.Actions[actionCompose]}, nil
 }
 
+// number may come as text.
+type number int
+
+// UnmarshalJSON takes a number, in quotes or not.
+func (n *number) UnmarshalJSON(b []byte) error {
+	v, err := strconv.Atoi(strings.Trim(string(b), `"`))
+	if err != nil {
+		return fmt.Errorf("decode number: %w", err)
+	}
+	*n = number(v)
+	return nil
+}
+
 // actions are the targets by name. Only paths count.
 type actions map[string]string
 
@@ -126,9 +140,9 @@ type page struct {
 func decodePage(body []byte) (page, error) {
 	var p struct {
 		Members *[]link
-		Count   *int   `json:"Members@odata.count"`
-		Next    string `json:"Members@odata.nextLink"`
-		Older   string `json:"@odata.nextLink"`
+		Count   *number `json:"Members@odata.count"`
+		Next    string  `json:"Members@odata.nextLink"`
+		Older   string  `json:"@odata.nextLink"`
 	}
 	if err := json.Unmarshal(body, &p); err != nil {
 		return page{}, fmt.Errorf("decode collection: %w", err)
@@ -143,7 +157,7 @@ func decodePage(body []byte) (page, error) {
 		}
 	}
 	if p.Count != nil {
-		out.count = *p.Count
+		out.count = int(*p.Count)
 	}
 	for _, next := range []string{p.Next, p.Older} {
 		if next == "" || out.next != "" {
@@ -223,7 +237,7 @@ func decodeBlock(body []byte) (block, error) {
 		Comp   *struct {
 			State        rest.Text `json:"CompositionState"`
 			Reserved     *bool
-			Compositions *int `json:"NumberOfCompositions"`
+			Compositions *number `json:"NumberOfCompositions"`
 		} `json:"CompositionStatus"`
 		Processors []link
 		Links      struct{ ComputerSystems, Zones []link }
@@ -242,7 +256,7 @@ func decodeBlock(body []byte) (block, error) {
 		out.state = string(b.Comp.State)
 		out.reserved = b.Comp.Reserved != nil && *b.Comp.Reserved
 		if b.Comp.Compositions != nil {
-			out.compositions = *b.Comp.Compositions
+			out.compositions = int(*b.Comp.Compositions)
 		}
 	}
 	if b.Status != nil {

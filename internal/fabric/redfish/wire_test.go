@@ -81,7 +81,7 @@ func TestDecodeRoot(t *testing.T) {
 			root{systems: "/s", fabrics: "/f", expand: "$expand=.($levels=2)"},
 		},
 		{
-			"with one level", `{"Systems":{"@odata.id":"/s"},"ProtocolFeaturesSupported":{"ExpandQuery":{"NoLinks":true,"Levels":true,"MaxLevels":1}}}`,
+			"with one level", `{"Systems":{"@odata.id":"/s"},"ProtocolFeaturesSupported":{"ExpandQuery":{"NoLinks":true,"Levels":true,"MaxLevels":"1"}}}`,
 			root{systems: "/s", expand: "$expand=."},
 		},
 		{"without features", `{"Systems":{"@odata.id":"/s"},"ProtocolFeaturesSupported":null,"Links":null}`, root{systems: "/s"}},
@@ -162,6 +162,7 @@ func TestBlock_taken(t *testing.T) {
 		{name: "composed", old: "Unused", new: "Composed", taken: "in use", health: device.HealthOK},
 		{name: "shared", old: "Unused", new: "ComposedAndAvailable", taken: "in use", health: device.HealthOK},
 		{name: "counted", old: `Compositions":0`, new: `Compositions":1`, taken: "in use", health: device.HealthOK},
+		{name: "counted as text", old: `Compositions":0`, new: `Compositions":"1"`, taken: "in use", health: device.HealthOK},
 		{name: "linked", old: `"ComputerSystems":[]`, new: `"ComputerSystems":[{"@odata.id":"/s/9"}]`, taken: "in use, by /s/9", health: device.HealthOK},
 		{name: "failed", old: "Unused", new: "Failed", taken: "Failed", health: device.HealthCritical},
 		{name: "unavailable", old: "Unused", new: "Unavailable", taken: "Unavailable", health: device.HealthOK},

@@ -50,6 +50,8 @@ type Config struct {
 	// Observe is told of each request that was tried: "inventory", "health", "attach", "detach" or "poll", the HTTP status
 	// or 0 without an answer, and how long it took. It must not block. It may be nil.
 	Observe func(operation string, status int, took time.Duration)
+	// Dial makes the connections; the network's if nil.
+	Dial rest.Dial
 }
 
 // Client is a Sunfish service.
@@ -100,7 +102,7 @@ func New(cfg Config) (*Client, error) {
 	if c.clock == nil {
 		c.clock = clock.RealClock{}
 	}
-	c.rest = rest.NewClient(cfg.Credentials, c.clock, cfg.Observe)
+	c.rest = rest.NewClient(cfg.Credentials, c.clock, cfg.Observe).Over(cfg.Dial)
 	return c, nil
 }
 

@@ -54,7 +54,7 @@ const Page = "<html><body>Bad gateway</body></html>"
 type Options struct {
 	// Clock is the hardware's; the real one if nil. Tokens and faults go by the real one in any case.
 	Clock clock.WithTicker
-	// Skew is how far the login's clock is ahead.
+	// Skew is how far the manager's clock is ahead.
 	Skew     time.Duration
 	Policies simapi.Policies
 	// InMemory: connections are not sockets.
@@ -74,6 +74,7 @@ type Chassis struct {
 	Server *httptest.Server
 
 	clk  clock.WithTicker
+	skew time.Duration
 	path string
 	wire *wire // nil where connections are sockets
 }
@@ -85,7 +86,7 @@ func New(tb testing.TB, description string, o Options) *Chassis {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	c := &Chassis{T: tb, Config: cfg, Faults: fault.New(clock.RealClock{}), Tokens: idm.New(cfg, skewed{by: o.Skew}), clk: o.Clock, path: o.StatePath}
+	c := &Chassis{T: tb, Config: cfg, Faults: fault.New(clock.RealClock{}), Tokens: idm.New(cfg, skewed{by: o.Skew}), clk: o.Clock, skew: o.Skew, path: o.StatePath}
 	if c.clk == nil {
 		c.clk = clock.RealClock{}
 	}
@@ -113,6 +114,9 @@ func (c *Chassis) Build() {
 // StatePath is where the chassis keeps its state, if it does.
 func (c *Chassis) StatePath() string { return c.path }
 
+// ManagerClock is the manager's, which may be ahead of the agent's.
+func (c *Chassis) ManagerClock() clock.WithTicker { return skewed{by: c.skew} }
+
 // skewed is a clock that is ahead.
 type skewed struct {
 	clock.RealClock
@@ -120,6 +124,8 @@ type skewed struct {
 }
 
 func (s skewed) Now() time.Time { return s.RealClock.Now().Add(s.by) }
+
+func (s skewed) Since(t time.Time) time.Duration { return s.Now().Sub(t) }
 
 // Serve puts handlers, by the prefix of their paths, where the agent's driver finds them: with TLS or without.
 func (c *Chassis) Serve(secure bool, handlers map[string]http.Handler) {

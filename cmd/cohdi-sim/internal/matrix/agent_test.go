@@ -65,11 +65,26 @@ type process struct {
 	dead       bool
 }
 
+// machines are those of the nodes.
+func machines() map[string]device.Machine {
+	return map[string]device.Machine{"n1": fabrictest.MachineOne, "n2": fabrictest.MachineTwo}
+}
+
+// nodeOf is the name of a machine.
+func nodeOf(m device.Machine) string {
+	for name, of := range machines() {
+		if of == m {
+			return name
+		}
+	}
+	return ""
+}
+
 // agent makes the agent of node n1 or n2 and starts it.
 func (b *bench) agent(name string) *agent {
 	b.t.Helper()
 	a := &agent{
-		b: b, name: name, machine: map[string]device.Machine{"n1": fabrictest.MachineOne, "n2": fabrictest.MachineTwo}[name],
+		b: b, name: name, machine: machines()[name],
 		leases: map[device.Unit]device.Lease{}, told: map[device.Attempt]int{},
 	}
 	b.agents = append(b.agents, a)
@@ -212,7 +227,7 @@ func (b *bench) device(id string) (core.Device, bool) {
 	var found []core.Device
 	for _, m := range b.chassis().Machines() {
 		for _, d := range slices.Concat(m.Listed, m.Coming) {
-			if id != "" && b.face.id(d) == id {
+			if id != "" && b.face.id(b, d) == id {
 				found = append(found, d)
 			}
 		}

@@ -3,6 +3,7 @@
 package matrix
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/core"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/facetest"
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/redfish"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/simapi"
 	"github.com/cohdi/cohdi-agent/internal/device"
 	"github.com/cohdi/cohdi-agent/internal/fabric"
@@ -40,13 +42,21 @@ type face struct {
 	change, look simapi.Fault
 	// busy is the answer of a manager that is at work.
 	busy string
+	// partial matches what attaches, below the manager or as change does if it is empty.
+	partial simapi.Fault
 	// id is how the manager names a device.
-	id func(core.Device) string
+	id func(*bench, core.Device) string
+	// denial is how the manager refuses a login, and denied what a person is told of that.
+	denial, denied string
+	// revoke ends all logins; nil is those of the identity manager.
+	revoke func(b *bench)
 
 	// blind makes what the manager says about one machine fail, until it is called with false.
 	blind func(b *bench, m device.Machine, on bool)
 	// refuseDetach makes the manager refuse so many detaches of what is attached to machine n1.
 	refuseDetach func(b *bench, times int)
+	// laterPage matches a request for a page of the list of devices that is not the first one; nil where lists are whole.
+	laterPage func(r *http.Request) bool
 	// afterRestart is what a person has to do when the manager was started anew amid its work; nil is nothing.
 	afterRestart func(b *bench)
 	// stuck makes what is asked for next fail or wait in a way that a person sees at the manager; ease ends that.
@@ -56,9 +66,17 @@ type face struct {
 	call, settle time.Duration
 	// requests are how many a whole life of a unit, attached and given back, may cost when nothing goes wrong, polls included.
 	requests int
+	// listing is how many a look at all devices costs where they are not in one answer.
+	listing int
 	// not says why a row cannot be run, by its name.
 	not map[string]string
 }
+
+// The identity manager's refusal of a login.
+const (
+	deniedGrant = "invalid_grant"
+	grantDenial = `{"error":"` + deniedGrant + `","error_description":"Invalid user credentials"}`
+)
 
 // setting is one kind of installation.
 type setting struct {
@@ -100,6 +118,8 @@ type bench struct {
 	unseen     atomic.Pointer[device.Machine]
 	overlooked atomic.Int32
 	operator   http.Handler
+	// service is the one of Redfish.
+	service atomic.Pointer[redfish.Face]
 }
 
 // twist is what happens to answers on their way.
@@ -185,7 +205,7 @@ func (b *bench) client() fabric.Manager {
 		b.t.Fatal(err)
 	}
 	b.t.Cleanup(func() {
-		if err := m.Close(b.t.Context()); err != nil {
+		if err := m.Close(context.WithoutCancel(b.t.Context())); err != nil {
 			b.t.Error(err)
 		}
 	})
@@ -248,7 +268,28 @@ func (b *bench) lift(name string) {
 
 // log are the requests that have come from outside.
 func (b *bench) log() []simapi.Request {
-	return slices.DeleteFunc(b.Faults.Log(), func(r simapi.Request) bool { return r.Face == "hw" })
+	return slices.DeleteFunc(b.Faults.Log(), func(r simapi.Request) bool { return r.Face == "hw" || r.Face == "agent" })
+}
+
+// split gives what changes something another name for faults and in the log, where paths alone do not tell.
+func (b *bench) split(name func(r *http.Request) string, h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { b.Faults.Wrap(name(r), h).ServeHTTP(w, r) })
+}
+
+// revoke ends all logins.
+func (b *bench) revoke() {
+	if b.face.revoke != nil {
+		b.face.revoke(b)
+		return
+	}
+	b.Tokens.RevokeAll()
+}
+
+// refuseLogin ends all logins and lets nobody in any more.
+func (b *bench) refuseLogin() {
+	b.t.Helper()
+	b.revoke()
+	b.Add(simapi.Fault{Name: "login", Face: "idm", Action: simapi.ActionStatus, Status: http.StatusUnauthorized, Content: b.face.denial})
 }
 
 // changes counts the calls that were to change something.
@@ -391,7 +432,7 @@ func (b *bench) finish(r *row) {
 	if n := b.changes(); n > r.changes {
 		b.t.Errorf("%d changing calls, at most %d\n%s", n, r.changes, b.story())
 	}
-	if n, most := len(b.log()), r.lives*b.face.requests+r.more; n > most {
+	if n, most := len(b.log()), r.lives*b.face.requests+r.listings*b.face.listing+r.more; n > most {
 		b.t.Errorf("%d requests, at most %d\n%s", n, most, b.story())
 	}
 }

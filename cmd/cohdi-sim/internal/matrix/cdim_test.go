@@ -44,7 +44,8 @@ func faceCDIM() *face {
 		change: simapi.Fault{Face: "cdim", Method: "POST", Path: "/layout-apply$"},
 		look:   simapi.Fault{Face: "cdim", Method: "GET", Path: "/resources$"},
 		busy:   `{"code":"E40010","message":"Already running. Cannot start multiple instances."}`,
-		id:     func(d core.Device) string { return d.ResUUID },
+		denial: grantDenial, denied: deniedGrant,
+		id: func(_ *bench, d core.Device) string { return d.ResUUID },
 		blind: func(b *bench, m device.Machine, on bool) {
 			if !on {
 				b.unseen.Store(nil)

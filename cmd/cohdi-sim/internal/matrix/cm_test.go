@@ -42,8 +42,9 @@ timing: {attachDelay: 20s, detachDelay: 20s, nodeDelay: 3s}
 		change: simapi.Fault{Face: "cm", Path: "/resize$"},
 		look:   simapi.Fault{Face: "cm", Method: "GET", Path: "/machines/[^/]+$"},
 		busy:   `{"status":409,"detail":{"code":"E03XXXX","message":"another change is in progress"}}`,
-		id:     func(d core.Device) string { return d.ReportedSerial },
-		blind:  failByPath("cm"),
+		denial: grantDenial, denied: deniedGrant,
+		id:    func(_ *bench, d core.Device) string { return d.ReportedSerial },
+		blind: failByPath(byUUID),
 		refuseDetach: func(b *bench, times int) {
 			b.t.Helper()
 			reason := "device busy"

@@ -53,12 +53,13 @@ func faceFM() *face {
 				Endpoint: b.Server.URL, Tenant: b.Config.Tenant, Credentials: b.dir, UpdateTimeout: b.setting.call, Exclusion: fabric.ExclusionMachine, Dial: b.Dial(),
 			})
 		},
-		login:        func(b *bench) map[string]string { return b.Files() },
-		change:       simapi.Fault{Face: "fm", Path: "/update$"},
-		look:         simapi.Fault{Face: "fm", Method: "GET", Path: "/machines/[^/]+$"},
-		busy:         `{"status":409,"detail":{"code":"E02XXXX","message":"another update is in progress"}}`,
-		id:           func(d core.Device) string { return d.ResUUID },
-		blind:        failByPath("fm"),
+		login:  func(b *bench) map[string]string { return b.Files() },
+		change: simapi.Fault{Face: "fm", Path: "/update$"},
+		look:   simapi.Fault{Face: "fm", Method: "GET", Path: "/machines/[^/]+$"},
+		busy:   `{"status":409,"detail":{"code":"E02XXXX","message":"another update is in progress"}}`,
+		denial: grantDenial, denied: deniedGrant,
+		id:           func(_ *bench, d core.Device) string { return d.ResUUID },
+		blind:        failByPath(byUUID),
 		refuseDetach: refuseChange(`{"status":409,"detail":{"code":"E02XXXX","message":"the device is in use"}}`),
 		call:         3 * time.Minute, settle: time.Minute,
 		requests: 8,
@@ -69,17 +70,20 @@ func faceFM() *face {
 	}
 }
 
-// failByPath makes reads fail that have the machine in their path.
-func failByPath(name string) func(b *bench, m device.Machine, on bool) {
+// failByPath makes reads of a machine fail, by their path.
+func failByPath(of func(m device.Machine) string) func(b *bench, m device.Machine, on bool) {
 	return func(b *bench, m device.Machine, on bool) {
 		b.t.Helper()
 		if on {
-			b.Add(simapi.Fault{Name: "blind", Method: "GET", Path: string(m), Action: simapi.ActionStatus, Status: 500, Content: facetest.Page, ContentType: "text/html"})
+			b.Add(simapi.Fault{Name: "blind", Method: "GET", Path: of(m), Action: simapi.ActionStatus, Status: 500, Content: facetest.Page, ContentType: "text/html"})
 			return
 		}
 		b.lift("blind")
 	}
 }
+
+// byUUID is how a machine is named in paths.
+func byUUID(m device.Machine) string { return string(m) }
 
 // refuseChange makes the manager refuse the next changing calls.
 func refuseChange(words string) func(b *bench, times int) {

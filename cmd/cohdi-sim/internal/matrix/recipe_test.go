@@ -87,10 +87,10 @@ func tokenRevoked(b *bench) {
 	u := a.assign(modelA)
 	a.serves(u)
 	before := b.logins()
-	b.Tokens.RevokeAll()
+	b.revoke()
 	second := a.assign(modelB)
 	a.serves(second)
-	b.Tokens.RevokeAll()
+	b.revoke()
 	a.release(u)
 	a.gone(u)
 	refused := 0
@@ -132,13 +132,13 @@ func loginRefused(b *bench) {
 	a.release(u)
 	a.gone(u)
 	before := b.logins()
-	b.RefuseLogin()
+	b.refuseLogin()
 	u = a.want(modelA, wanted)
 	b.sleep(2 * time.Minute)
 	if n := b.logins() - before; n < 2 || n > 14 {
 		b.t.Errorf("%d logins in two minutes of refusal", n)
 	}
-	b.until("a person is told", 15*time.Second, func() bool { return strings.Contains(a.why(u), "invalid_grant") })
+	b.until("a person is told", 15*time.Second, func() bool { return strings.Contains(a.why(u), b.face.denied) })
 	b.lift("login")
 	a.serves(u)
 }
@@ -211,7 +211,7 @@ func processedTwice(b *bench) {
 	b.sleep(2 * time.Minute)
 	for _, d := range b.chassis().State().Devices {
 		view, known := b.device(b.nameOf(d.ID))
-		if d.Phase != simapi.PhaseAttached || known && b.face.id(view) == l.FabricDevice {
+		if d.Phase != simapi.PhaseAttached || known && b.face.id(b, view) == l.FabricDevice {
 			continue
 		}
 		surplus := a.adopt(modelA, b.nameOf(d.ID))
@@ -232,7 +232,7 @@ func (b *bench) nameOf(id string) string {
 	for _, m := range b.chassis().Machines() {
 		for _, d := range m.Listed {
 			if d.ID == id {
-				return b.face.id(d)
+				return b.face.id(b, d)
 			}
 		}
 	}
@@ -242,7 +242,11 @@ func (b *bench) nameOf(id string) string {
 func partialAttach(b *bench) {
 	a := b.agent("n1")
 	wanted := b.wanted(modelA)
-	b.fault(on(simapi.Fault{Action: simapi.ActionPartial, Items: 0}, b.face.change), 1)
+	where := b.face.partial
+	if where.Face == "" {
+		where = b.face.change
+	}
+	b.fault(on(simapi.Fault{Action: simapi.ActionPartial, Items: 0}, where), 1)
 	u := a.want(modelA, wanted)
 	b.until("it has ended", 15*time.Minute, func() bool { return a.ended(u) })
 	if l, has := a.lease(u), b.has("n1"); l.Phase == device.Attached && len(has) != 1 || l.Phase == device.Failed && (len(has) > 0 || l.Failure.Reason != "AttachTimeout") {
@@ -838,7 +842,7 @@ func (d *dayOf) disturb(a *agent) {
 	case 0:
 		b.Add(on(simapi.Fault{Action: simapi.ActionStatus, Status: http.StatusServiceUnavailable, Count: 1 + r.IntN(20)}, b.face.look))
 	case 1:
-		b.Tokens.RevokeAll()
+		b.revoke()
 	case 2:
 		a.kill()
 		a.start(0, false)

@@ -20,6 +20,8 @@ type row struct {
 	// changes is how many changing calls there may be; lives how many whole lives of a unit the requests have to do for,
 	// and more what the fault itself costs.
 	changes, lives, more int
+	// listings is how often all devices may be read beyond that.
+	listings int
 	// quiet: it is about no fault.
 	quiet bool
 	// login: it is about credentials, and not for installations that ask for none.
@@ -157,7 +159,7 @@ func rows() []row {
 			asks: "a list that cannot be read takes nothing away; a device that is not listed is gone",
 		},
 		{
-			ids: []string{"FT18", "SC14"}, name: "paged lists", layer: driver, run: nil,
+			ids: []string{"FT18", "SC14"}, name: "paged lists", layer: driver, run: pagedLists, listings: 12,
 			asks: "all members, each once, whatever changes between two pages",
 		},
 		{
@@ -201,7 +203,7 @@ func rows() []row {
 			asks: "it is shown, nothing is asked meanwhile, and it goes on when a person has seen to it",
 		},
 		{
-			ids: []string{"SC22"}, name: "model in another spelling", layer: driver, run: otherSpelling, quiet: true, changes: 4, more: 20,
+			ids: []string{"SC22"}, name: "model in another spelling", layer: driver, run: otherSpelling, quiet: true, changes: 4, more: 20, listings: 3,
 			asks: "it is refused, and nothing comes",
 		},
 		{

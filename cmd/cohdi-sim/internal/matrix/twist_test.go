@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/simapi"
 )
 
 // looks tells whether a request reads what a machine has.
@@ -65,6 +67,26 @@ func (b *bench) stale() (on *atomic.Bool) {
 	}
 	b.twist.Store(t)
 	return on
+}
+
+// churn makes device a-0 vanish, or come back, each time when a later page is read, so many times.
+func (b *bench) churn(times int32) (gone *atomic.Bool) {
+	gone = &atomic.Bool{}
+	t := &twist{}
+	t.do = func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+		if b.face.laterPage(r) && t.hits.Load() < times {
+			t.hits.Add(1)
+			action := simapi.DeviceReturn
+			if !gone.Load() {
+				action = simapi.DeviceVanish
+			}
+			gone.Store(!gone.Load())
+			b.alter("a-0", simapi.DeviceChange{Action: action})
+		}
+		next.ServeHTTP(w, r)
+	}
+	b.twist.Store(t)
+	return gone
 }
 
 // endless makes the answers to certain requests go on until the client has had enough.

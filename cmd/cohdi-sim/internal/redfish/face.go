@@ -152,6 +152,7 @@ func (f *Face) routes() map[string]func(*http.Request) answer {
 		"GET " + n.tasks():            f.listTasks,
 		"GET " + n.task("{id}"):       f.getTask,
 		"GET " + n.monitor("{id}"):    f.getMonitor,
+		"DELETE " + n.monitor("{id}"): f.cancel,
 		"GET " + n.eventService():     f.getEventService,
 		"GET " + n.composition():      f.getComposition,
 		"GET " + n.blocks():           f.listBlocks,

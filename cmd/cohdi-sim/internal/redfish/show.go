@@ -275,12 +275,12 @@ func (v view) statusOf(d simapi.Device) any {
 }
 
 func (f *Face) processorBody(v view, d simapi.Device, path string) object {
-	var uuid, serial any = strings.TrimPrefix(d.UUID, "GPU-"), d.Serial
+	var uuid, serial any = strings.TrimPrefix(d.FabricSerial, "GPU-"), d.Serial
 	switch v.policies.Identity {
 	case "prefixed":
-		uuid = "GPU-" + strings.ToUpper(strings.TrimPrefix(d.UUID, "GPU-"))
+		uuid = "GPU-" + strings.ToUpper(strings.TrimPrefix(d.FabricSerial, "GPU-"))
 	case "inSerial":
-		uuid, serial = nil, d.UUID
+		uuid, serial = nil, d.FabricSerial
 	case "serialOnly":
 		uuid = nil
 	case "none":

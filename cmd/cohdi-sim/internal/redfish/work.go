@@ -15,10 +15,15 @@ import (
 	"time"
 
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/core"
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/fault"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/simapi"
 )
 
-const defaultHardwareTimeout = 30 * time.Second
+const (
+	defaultHardwareTimeout = 30 * time.Second
+
+	keySuspended = "Suspended"
+)
 
 // keptTasks is how many tasks are remembered.
 const keptTasks = 100
@@ -32,12 +37,19 @@ type task struct {
 	method        string
 	target, input string
 	over          chan struct{}
+	// waits is closed by a person who cancels the task; nil where it waits for nobody.
+	waits     chan struct{}
+	cancelled bool
 }
 
 func (t *task) state() string {
 	switch {
+	case t.waits != nil:
+		return "Suspended"
 	case t.ended.IsZero():
 		return "Running"
+	case t.cancelled:
+		return "Cancelled"
 	case t.failure != nil:
 		return "Exception"
 	}
@@ -136,6 +148,9 @@ func (f *Face) perform(t *task, jobs []*job) {
 		if failure == nil {
 			failure = f.askHardware(*j)
 		}
+		if failure != nil && failure.key == keySuspended {
+			failure = f.waitForPerson(t, failure)
+		}
 	}
 	f.mu.Lock()
 	f.coming = slices.DeleteFunc(f.coming, func(j *job) bool { return slices.Contains(jobs, j) })
@@ -178,6 +193,8 @@ func (f *Face) askHardware(j job) *refusal {
 		case rec == nil:
 		case rec.Code == http.StatusOK:
 			return nil
+		case rec.Code == http.StatusServiceUnavailable:
+			return refuse(http.StatusServiceUnavailable, keySuspended, "the hardware is to be seen to: %s", rec.Body)
 		case rec.Code/100 == 4:
 			return refuse(http.StatusConflict, "ResourceBlockInUse", "the hardware refuses it: %s", rec.Body)
 		}
@@ -187,12 +204,42 @@ func (f *Face) askHardware(j job) *refusal {
 	return refuse(http.StatusInternalServerError, "InternalError", "the hardware did not answer")
 }
 
+// waitForPerson suspends a task until it is cancelled.
+func (f *Face) waitForPerson(t *task, why *refusal) *refusal {
+	cancelled := make(chan struct{})
+	f.mu.Lock()
+	t.waits, t.failure = cancelled, why
+	f.mu.Unlock()
+	select {
+	case <-cancelled:
+	case <-f.ctx.Done():
+		return why
+	}
+	return refuse(http.StatusConflict, "TaskCancelled", "a person has cancelled the task")
+}
+
+// cancel ends a task that waits for a person.
+func (f *Face) cancel(r *http.Request) answer {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	t := f.taskLocked(r)
+	switch {
+	case t == nil:
+		return f.refusal(f.missing(r))
+	case t.waits == nil:
+		return f.refusal(refuse(http.StatusMethodNotAllowed, "OperationNotAllowed", "the task does not wait for anybody"))
+	}
+	close(t.waits)
+	t.waits, t.cancelled = nil, true
+	return answer{status: http.StatusNoContent}
+}
+
 // hardware does what is below the service.
 func (f *Face) hardware(w http.ResponseWriter, r *http.Request) {
 	machine, id, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
 	var err error
 	if r.Method == http.MethodPut {
-		_, err = f.core.Attach(r.Context(), core.AttachRequest{Machine: machine, Specs: []core.Spec{{Device: id, Count: 1}}, Caller: caller, Limit: -1})
+		_, err = f.core.Attach(r.Context(), core.AttachRequest{Machine: machine, Specs: []core.Spec{{Device: id, Count: 1}}, Caller: caller, Limit: fault.Limit(r.Context())})
 	} else {
 		err = f.core.Detach(r.Context(), core.DetachRequest{Machine: machine, Device: id, Caller: caller})
 	}
