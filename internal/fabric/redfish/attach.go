@@ -48,9 +48,23 @@ func (c *Client) Attach(ctx context.Context, in fabric.Intent) (fabric.Operation
 		case in.Device == "":
 			missed[u.path] = true
 		default:
-			return fabric.Operation{}, fault
+			return c.inUse(ctx, w, op, what, fault)
 		}
 	}
+}
+
+// inUse finds out by whom a device is used that the service did not attach for that: this machine has it by now, or
+// something is under way with it, or somebody has it whom the service does not show.
+func (c *Client) inUse(ctx context.Context, w world, op fabric.Operation, what string, fault *device.Fault) (fabric.Operation, error) {
+	s, looked := c.look(ctx, w, what, op)
+	switch {
+	case looked != nil || s.composing:
+		return fabric.Operation{}, fault
+	case s.reached:
+		return done(op), nil
+	}
+	fault.Class = device.FaultRejected
+	return fabric.Operation{}, fault
 }
 
 // Detach takes the device out of the machine's system.
@@ -114,7 +128,7 @@ func (c *Client) choose(ctx context.Context, w world, what string, in fabric.Int
 		return refuse(device.FaultRejected, "it is part of a host, or no device that is pooled")
 	case in.Model != "" && in.Model != u.model:
 		return refuse(device.FaultRejected, "it is a %q and not a %q", rest.Tidy(u.model), in.Model)
-	case h.has(path):
+	case h.holds(u):
 		return u, nil
 	case u.composing:
 		return refuse(device.FaultBusy, "the device is not free: %s", u.taken)
@@ -172,7 +186,7 @@ func leaving(ctx context.Context, w world, what string, in fabric.Intent, h *hos
 
 // ask makes the change in the best form that the service offers and takes.
 func (c *Client) ask(ctx context.Context, w world, op fabric.Operation, what string, ch change) (fabric.Operation, *device.Fault) {
-	if ch.kind == fabric.KindAttach && ch.host.has(ch.unit.path) {
+	if ch.kind == fabric.KindAttach && ch.host.holds(ch.unit) {
 		if ch.unit.composing {
 			return c.pending(op, composition, 0), nil
 		}

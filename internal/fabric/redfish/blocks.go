@@ -132,6 +132,11 @@ func (w *blocks) unit(ctx context.Context, what, path string) (*unit, *device.Fa
 	return w.complete(ctx, what, path, d.etag(), b)
 }
 
+func (w *blocks) composing(ctx context.Context, what, path string) (bool, *device.Fault) {
+	b, _, fault := read(ctx, w.c, "inventory", what, path, decodeBlock)
+	return b.composing(), fault
+}
+
 // complete adds what the block's components say. A block of a host is none of ours, whatever is in it.
 func (w *blocks) complete(ctx context.Context, what, path, etag string, b block) (*unit, *device.Fault) {
 	if b.is("Compute", "ComputerSystem") {
@@ -148,10 +153,12 @@ func (w *blocks) complete(ctx context.Context, what, path, etag string, b block)
 	return u, nil
 }
 
+func (b *block) composing() bool { return strings.EqualFold(b.state, "Composing") }
+
 // unit is what a block with these components comes to.
 func (b *block) unit(parts []processor) *unit {
 	parts = slices.DeleteFunc(slices.Clone(parts), func(p processor) bool { return !p.attachable() })
-	u := &unit{fixed: len(parts) == 0, counted: len(parts), composing: strings.EqualFold(b.state, "Composing")}
+	u := &unit{fixed: len(parts) == 0, counted: len(parts), composing: b.composing(), users: b.systems}
 	all := []status{b.status}
 	for _, p := range parts {
 		u.model, u.uuid, u.serial = p.model, p.uuid, p.serial
@@ -171,7 +178,7 @@ func (b *block) taken(u *unit, parts []status) string {
 	switch {
 	case u.counted != 1:
 		return fmt.Sprintf("there are %d devices in it, and one is asked for", u.counted)
-	case is("Composing"):
+	case b.composing():
 		return "it is being composed"
 	case b.compositions > 0 || len(b.systems) > 0 || is("Composed") || is("ComposedAndAvailable"):
 		return "it is in use, by " + orNothing(strings.Join(b.systems, ", "))

@@ -455,8 +455,8 @@ func TestAttach_requests(t *testing.T) {
 	for _, n := range s.counts {
 		total += n
 	}
-	if total != 7 || s.counts["PATCH /s/1"] != 1 {
-		t.Errorf("requests %v, want 3 + 1 + 3", s.counts)
+	if total != 6 || s.counts["PATCH /s/1"] != 1 {
+		t.Errorf("requests %v, want 3 + 1 + 2", s.counts)
 	}
 }
 
@@ -481,7 +481,7 @@ func TestAttach_answers(t *testing.T) {
 		{"200 with a task that is done", says(200, `{"TaskState":"Completed"}`), fabric.Done, "", 0, ""},
 		{"202 for a long time", says(202, running, "Retry-After", "86400"), fabric.Pending, "/m/9", longestPoll, ""},
 		{"202 with a task that failed", says(202, `{"TaskState":"Exception","Messages":[{"MessageId":"NoResourceMatch"}]}`), "", "", 0, device.FaultNoCapacity},
-		{"in use", says(409, extended("ResourceBlockInUse")), "", "", 0, device.FaultConflict},
+		{"in use, nobody shows by whom", says(409, extended("ResourceBlockInUse")), "", "", 0, device.FaultRejected},
 		{"busy", says(503, extended("ResourceInUse"), "Retry-After", "5"), "", "", 0, device.FaultBusy},
 		{"405", says(405, ""), "", "", 0, device.FaultRejected},
 		{"block is gone", says(404, extended("ResourceBlockNotFound")), "", "", 0, device.FaultRejected},
@@ -664,6 +664,12 @@ func TestPoll_lostHandle(t *testing.T) {
 	}
 	_, err = c.Poll(t.Context(), fabric.Operation{Kind: fabric.KindDetach, State: fabric.Pending, Intent: fabric.Intent{Machine: one, Device: "/b/h"}})
 	wantFault(t, err, device.FaultUnknown, "nothing does that")
+	// Its list may show it while it is coming.
+	s.set("GET /s/1", says(200, `{"Id":"1","UUID":"`+string(one)+`","Links":{"ResourceBlocks":[{"@odata.id":"/b/h"},{"@odata.id":"/b/1"}]}}`))
+	op, err = c.Poll(t.Context(), fabric.Operation{Kind: fabric.KindAttach, State: fabric.Pending, Intent: in})
+	if err != nil || op.State != fabric.Pending || op.Handle != "/m/1" {
+		t.Errorf("poll of what is listed = %+v, %v", op, err)
+	}
 	_, err = c.Poll(t.Context(), fabric.Operation{Kind: fabric.KindAttach, State: fabric.Pending, Handle: "no path", Intent: in})
 	wantFault(t, err, device.FaultRejected, "reference")
 }
@@ -829,5 +835,33 @@ func TestLook_tear(t *testing.T) {
 	})
 	if err != nil || op.State != fabric.Done {
 		t.Errorf("poll = %+v, %v", op, err)
+	}
+}
+
+// TestAttach_here: a device that has come by another call, while this one looks or is refused, is not asked for and not
+// refused.
+func TestAttach_here(t *testing.T) {
+	composed := strings.NewReplacer("Unused", "Composed", `Compositions":0`, `Compositions":1`, `"ComputerSystems":[]`, `"ComputerSystems":[{"@odata.id":"/s/1"}]`).Replace(gpu)
+	listed := says(200, `{"Id":"1","UUID":"`+string(one)+`","Links":{"ResourceBlocks":[{"@odata.id":"/b/h"},{"@odata.id":"/b/1"}]}}`)
+	for name, tt := range map[string]struct {
+		set   func(s *fake)
+		asked int
+	}{
+		"since the list was read": {func(s *fake) { s.set("GET /b/1", says(200, composed)) }, 0},
+		"since the device was read": {func(s *fake) {
+			s.set("PATCH /s/1", func(w http.ResponseWriter, r *http.Request) {
+				s.set("GET /s/1", listed)
+				says(409, extended("ResourceBlockInUse"))(w, r)
+			})
+		}, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newService(t)
+			tt.set(s)
+			op, err := s.client(nil, false).Attach(t.Context(), fabric.Intent{Machine: one, Model: model, Device: "/b/1"})
+			if err != nil || op.State != fabric.Done || s.count("PATCH /s/1") != tt.asked {
+				t.Errorf("attach = %+v, %v after %d changes, want it done after %d", op, err, s.count("PATCH /s/1"), tt.asked)
+			}
+		})
 	}
 }

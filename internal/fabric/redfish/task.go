@@ -176,11 +176,8 @@ func (c *Client) look(ctx context.Context, w world, what string, op fabric.Opera
 	if err != nil {
 		return situation{}, &device.Fault{Class: device.FaultUnknown, Op: what, Err: err}
 	}
-	u, fault := w.unit(ctx, what, path)
-	switch {
-	case fault != nil && fault.Class == device.FaultNotFound:
-		u = &unit{path: path}
-	case fault != nil:
+	composing, fault := w.composing(ctx, what, path)
+	if fault != nil && fault.Class != device.FaultNotFound {
 		return situation{}, fault
 	}
 	h, fault := w.host(ctx, what, op.Intent.Machine)
@@ -188,24 +185,25 @@ func (c *Client) look(ctx context.Context, w world, what string, op fabric.Opera
 		return situation{}, fault
 	}
 	return situation{
-		reached: h.has(path) == (op.Kind == fabric.KindAttach), composing: u.composing, ch: change{op.Kind, h, u},
+		reached: h.has(path) == (op.Kind == fabric.KindAttach), composing: composing, ch: change{op.Kind, h, &unit{path: path}},
 	}, nil
 }
 
 // recover finds out what became of a call without an answer: whether it is done, or under way. Else the fault holds.
 func (c *Client) recover(ctx context.Context, w world, op fabric.Operation, what string, fault *device.Fault) (fabric.Operation, *device.Fault) {
 	s, looked := c.look(ctx, w, what, op)
-	switch {
-	case looked != nil:
+	if looked != nil {
 		return op, fault
-	case s.reached && !s.composing:
-		return done(op), nil
 	}
+	// A list may show already what is under way still.
 	if t, found := c.findTask(ctx, what, s.ch); found {
 		return c.pending(op, cmp.Or(t.monitor, t.self), 0), nil
 	}
-	if s.composing {
+	switch {
+	case s.composing:
 		return c.pending(op, composition, 0), nil
+	case s.reached:
+		return done(op), nil
 	}
 	return op, fault
 }

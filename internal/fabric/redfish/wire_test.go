@@ -217,6 +217,37 @@ func TestBlock_taken(t *testing.T) {
 	}
 }
 
+// TestChart_asBlock: a zone that cannot be read makes those devices unknown alone that do not say which zones they are in.
+func TestChart_asBlock(t *testing.T) {
+	decode := func(links string) endpoint {
+		e, err := decodeEndpoint([]byte(`{"Id":"1","ConnectedEntities":[{"EntityRole":"Target","EntityType":"Processor"}]` + links + `}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return e
+	}
+	free, silent, taken := decode(`,"Links":{"Zones":[]}`), decode(""), decode(`,"Links":{"Zones":[{"@odata.id":"/z/2"}]}`)
+	broken := port{fault: &device.Fault{Class: device.FaultUnknown}}
+	for _, tt := range []struct {
+		name string
+		e    endpoint
+		port port
+		want string
+	}{
+		{"in no zone", silent, port{}, "Unused"},
+		{"in a zone", free, port{members: []string{"/e/1"}}, "Composed"},
+		{"its zone is not read", taken, broken, "Composed"},
+		{"another zone is not read", free, broken, "Unused"},
+		{"some zone is not read", silent, broken, "unknown, for a zone could not be read"},
+	} {
+		all := &chart{ports: []port{{members: []string{"/e/2"}}, tt.port}}
+		b := all.asBlock("/e/1", tt.e)
+		if b.state != tt.want || (len(b.systems) > 0) != (tt.want == "Composed") {
+			t.Errorf("%s: state %q, used by %v, want %q", tt.name, b.state, b.systems, tt.want)
+		}
+	}
+}
+
 func TestDecodeProcessor(t *testing.T) {
 	const id device.GPUUUID = "GPU-0d5c7e11-4444-4c00-b300-00000000000a"
 	for body, want := range map[string]processor{

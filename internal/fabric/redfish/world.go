@@ -21,6 +21,8 @@ type world interface {
 	host(ctx context.Context, what string, m device.Machine) (*host, *device.Fault)
 	// unit reads one device.
 	unit(ctx context.Context, what, path string) (*unit, *device.Fault)
+	// composing tells whether something is under way with one device, where the service shows that.
+	composing(ctx context.Context, what, path string) (bool, *device.Fault)
 	// units reads all; those that cannot be read are left out, unless none can.
 	units(ctx context.Context, what string) ([]*unit, *device.Fault)
 	// reachable returns which devices can come to the host.
@@ -37,6 +39,9 @@ type host struct {
 
 func (h *host) has(path string) bool { return slices.Contains(h.members, path) }
 
+// holds tells whether the host has the device by its own list or by what the device said, which was read later.
+func (h *host) holds(u *unit) bool { return h.has(u.path) || slices.Contains(u.users, h.path) }
+
 // unit is what can be attached: a resource block or an endpoint.
 type unit struct {
 	path, etag string
@@ -51,8 +56,9 @@ type unit struct {
 	text    string
 	// composing: it is about to be attached or detached.
 	composing bool
-	// taken says why it cannot be had, "" if it can.
+	// taken says why it cannot be had, "" if it can; users are the hosts that have it.
 	taken string
+	users []string
 }
 
 func (u *unit) onFabric() device.OnFabric {

@@ -24,7 +24,7 @@ type zones struct {
 	seen *chart
 }
 
-// chart is all zones and endpoints of all fabrics.
+// chart is all zones of all fabrics, and where their endpoints are listed.
 type chart struct {
 	ports []port
 	ends  []string
@@ -64,7 +64,10 @@ type endpoint struct {
 	initiator, target bool
 	// entities are what is connected.
 	entities []string
-	status   status
+	// zones are those that it is in by its own account; told is false where it does not say.
+	zones  []string
+	told   bool
+	status status
 }
 
 func decodeEndpoint(body []byte) (endpoint, error) {
@@ -75,6 +78,7 @@ func decodeEndpoint(body []byte) (endpoint, error) {
 			EntityRole, EntityType rest.Text
 			EntityLink             link
 		} `json:"ConnectedEntities"`
+		Links struct{ Zones *[]link }
 	}
 	if err := json.Unmarshal(body, &e); err != nil {
 		return endpoint{}, fmt.Errorf("decode endpoint: %w", err)
@@ -85,6 +89,9 @@ func decodeEndpoint(body []byte) (endpoint, error) {
 	var out endpoint
 	if e.Status != nil {
 		out.status = *e.Status
+	}
+	if e.Links.Zones != nil {
+		out.zones, out.told = paths(*e.Links.Zones), true
 	}
 	for _, end := range e.Ends {
 		out.initiator = out.initiator || strings.EqualFold(string(end.EntityRole), "Initiator")
@@ -98,7 +105,7 @@ func decodeEndpoint(body []byte) (endpoint, error) {
 	return out, nil
 }
 
-// chart reads the zones of all fabrics, and where the endpoints are.
+// chart reads the zones of all fabrics.
 func (w *zones) chart(ctx context.Context, what string) (*chart, *device.Fault) {
 	fabrics, fault := w.c.collect(ctx, "inventory", what, w.fabrics, "")
 	if fault != nil {
@@ -127,11 +134,7 @@ func (w *zones) chart(ctx context.Context, what string) (*chart, *device.Fault) 
 		for i := range ports {
 			ports[i].fabric = rest.Tidy(string(parts.ID))
 		}
-		ends, fault := w.c.collect(ctx, "inventory", what, parts.Endpoints.to, "")
-		if fault != nil {
-			return nil, fault
-		}
-		out.ports, out.ends = append(out.ports, ports...), append(out.ends, paths(ends)...)
+		out.ports, out.ends = append(out.ports, ports...), append(out.ends, parts.Endpoints.to)
 	}
 	return out, nil
 }
@@ -239,6 +242,9 @@ func (w *zones) unit(ctx context.Context, what, path string) (*unit, *device.Fau
 	return w.unitOn(ctx, what, path, all)
 }
 
+// composing: an endpoint does not say.
+func (w *zones) composing(context.Context, string, string) (bool, *device.Fault) { return false, nil }
+
 func (w *zones) unitOn(ctx context.Context, what, path string, all *chart) (*unit, *device.Fault) {
 	e, d, fault := read(ctx, w.c, "inventory", what, path, decodeEndpoint)
 	if fault != nil {
@@ -253,22 +259,31 @@ func (w *zones) unitOn(ctx context.Context, what, path string, all *chart) (*uni
 	if fault != nil {
 		return nil, fault
 	}
-	b := all.asBlock(path, e.status)
+	b := all.asBlock(path, e)
 	u := b.unit(parts)
 	u.path, u.etag = path, d.etag()
 	return u, nil
 }
 
-// asBlock says of an endpoint what a resource block would say of itself. Where a zone could not be read it may be in that.
-func (all *chart) asBlock(path string, s status) block {
-	b := block{state: "Unused", status: s}
+// asBlock says of an endpoint what a resource block would say of itself. Where a zone could not be read the endpoint's own
+// account has to do; without one it may be in that zone.
+func (all *chart) asBlock(path string, e endpoint) block {
+	b := block{state: "Unused", status: e.status}
+	unread := false
 	for i := range all.ports {
 		switch z := &all.ports[i]; {
 		case slices.Contains(z.members, path):
 			b.state, b.systems = "Composed", append(b.systems, z.path)
-		case z.fault != nil && b.state == "Unused":
-			b.state = "unknown, for a zone could not be read"
+		case z.fault != nil:
+			unread = true
 		}
+	}
+	switch {
+	case b.state != "Unused" || !unread:
+	case !e.told:
+		b.state = "unknown, for a zone could not be read"
+	case len(e.zones) > 0:
+		b.state, b.systems = "Composed", e.zones
 	}
 	return b
 }
@@ -278,7 +293,15 @@ func (w *zones) units(ctx context.Context, what string) ([]*unit, *device.Fault)
 	if fault != nil {
 		return nil, fault
 	}
-	return sound(ctx, all.ends, func(ctx context.Context, path string) (*unit, *device.Fault) {
+	var ends []string
+	for _, list := range all.ends {
+		links, fault := w.c.collect(ctx, "inventory", what, list, "")
+		if fault != nil {
+			return nil, fault
+		}
+		ends = append(ends, paths(links)...)
+	}
+	return sound(ctx, ends, func(ctx context.Context, path string) (*unit, *device.Fault) {
 		return w.unitOn(ctx, what, path, all)
 	})
 }

@@ -3,6 +3,7 @@
 package matrix
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -284,7 +285,12 @@ func tenMinutes(b *bench) {
 	if why := a.why(u); !strings.HasPrefix(why, "stored, machine as it was") && !strings.HasPrefix(why, "work goes on") {
 		b.t.Errorf("after two minutes the unit waits for: %s", why)
 	}
-	a.fails(u, "AttachTimeout")
+	if b.setting.early {
+		a.fails(u, "NotUsable")
+		b.allow(62, 62*cmp.Or(b.setting.listing, 5)) // it is asked to take it away, and refuses as long as it works
+	} else {
+		a.fails(u, "AttachTimeout")
+	}
 	a.takeBack(u)
 	a.gone(u)
 	if n := b.given(); n != 1 {
@@ -545,6 +551,9 @@ func detachRefused(b *bench) {
 	a.serves(u)
 	begun := time.Now()
 	const times = 3
+	if b.setting.mute { // it has to be found out each time
+		b.allow(0, times*30)
+	}
 	if b.face.refuseDetach == nil {
 		b.t.Fatal("the face does not say how")
 	}

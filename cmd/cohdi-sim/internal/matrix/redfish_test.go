@@ -31,6 +31,7 @@ const (
 // Reasons of Redfish settings.
 const (
 	noSessions   = "user and password go with each request."
+	noTasks      = "it tells nobody of a task."
 	noIdentities = "it gives no identity of a GPU: every row here goes without."
 )
 
@@ -127,6 +128,12 @@ func settingsRedfish() []setting {
 		all = append(all, s)
 	}
 	for i := range all {
+		p := all[i].policies.Redfish
+		all[i].early = strings.HasPrefix(p.Work, "sync") && p.Composing != "unlisted"
+		all[i].mute = p.Work == "bare202" || p.Work == "early200" || p.AfterTask == "gone"
+		if p.Variant == zonesVariant {
+			all[i].requests, all[i].listing = 110, 20
+		}
 		all[i].not = exceptRedfish(&all[i])
 	}
 	return all
@@ -146,6 +153,12 @@ func exceptRedfish(s *setting) map[string]string {
 	}
 	if p.PageSize == "50" {
 		not["paged lists"] = "its lists are whole."
+	}
+	if p.Work == "bare202" || p.Work == "early200" {
+		not["stuck work"] = noTasks
+	}
+	if p.Identity == "nullStatus" {
+		not["critical"] = "it says nothing of health."
 	}
 	return not
 }

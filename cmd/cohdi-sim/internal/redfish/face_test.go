@@ -4,6 +4,7 @@ package redfish
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -12,9 +13,11 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/utils/clock"
 
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/config"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/simapi"
+	"github.com/cohdi/cohdi-agent/internal/fabric/fabrictest"
 )
 
 // have checks that a resource has these properties.
@@ -301,6 +304,36 @@ func TestFace_task(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestFace_suspended: a task whose hardware waits for a person does so until that one cancels it, and has done nothing.
+func TestFace_suspended(t *testing.T) {
+	b := newBench(t, setting{})
+	b.add(simapi.Fault{Face: "hw", Method: "PUT", Action: simapi.ActionStatus, Status: 503, Content: "the slot is to be seen to", Count: 1})
+	_, task := b.person("POST", add(b.face), `{"ResourceBlock":{"@odata.id":"`+b.face.block("a-0")+`"}}`)
+	monitor, _ := task["TaskMonitor"].(string)
+	for task["TaskState"] == "Running" {
+		clock.RealClock{}.Sleep(5 * time.Millisecond)
+		_, task = b.person("GET", monitor, "")
+	}
+	if task["TaskState"] != "Suspended" || !strings.Contains(fmt.Sprint(task["Messages"]), "to be seen to") || !b.busy() {
+		t.Errorf("task %v", task)
+	}
+	if status, _ := b.person("DELETE", monitor, ""); status != 204 {
+		t.Errorf("cancel = %d", status)
+	}
+	b.rest()
+	at, _ := task["@odata.id"].(string)
+	if state := b.get(at)["TaskState"]; state != "Cancelled" {
+		t.Errorf("the task is %v", state)
+	}
+	if status, body := b.person("GET", monitor, ""); status != 409 || !strings.Contains(fmt.Sprint(body), "TaskCancelled") {
+		t.Errorf("monitor = %d %v", status, body)
+	}
+	if status, _ := b.person("DELETE", monitor, ""); status != 405 {
+		t.Errorf("cancel of what is over = %d", status)
+	}
+	b.has(fabrictest.MachineOne)
 }
 
 func (b *bench) slow(d time.Duration) {
