@@ -199,22 +199,7 @@ func (c *Client) listMachine(ctx context.Context, w world, what string, m device
 		d.Machine = m
 		list = append(list, d)
 	}
-	return unambiguous(list), nil
-}
-
-// unambiguous takes away the identity of devices that share it: none of them could be matched by it.
-func unambiguous(list []device.OnFabric) []device.OnFabric {
-	count := make(map[device.GPUUUID]int)
-	for _, d := range list {
-		count[d.UUID]++
-	}
-	for i, d := range list {
-		if d.UUID != "" && count[d.UUID] > 1 {
-			list[i].UUID = ""
-			list[i].HealthText = rest.Tidy(strings.TrimSpace(fmt.Sprintf("the service gives several devices the UUID %s; %s", d.UUID, d.HealthText)))
-		}
-	}
-	return list
+	return rest.Unambiguous(list), nil
 }
 
 // Free lists the devices that could be attached now.
@@ -244,7 +229,7 @@ func (c *Client) Free(ctx context.Context, models []string) (map[string]fabric.S
 				list = append(list, u.onFabric())
 			}
 		}
-		list = unambiguous(list)
+		list = rest.Unambiguous(list)
 		free[model] = fabric.Supply{Count: len(list), Devices: list}
 	}
 	return free, errors.Join(errs...)

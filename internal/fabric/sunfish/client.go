@@ -203,7 +203,7 @@ func (c *Client) attached(ctx context.Context, q question, v *view, m device.Mac
 		list = append(list, d)
 	}
 	slices.SortFunc(list, func(a, b device.OnFabric) int { return strings.Compare(a.ID, b.ID) })
-	return list, nil
+	return rest.Unambiguous(list), nil
 }
 
 func describe(target string, m device.Machine, p processor) device.OnFabric {

@@ -273,6 +273,24 @@ func TestListAttached_dark(t *testing.T) {
 	}
 }
 
+// Two GPUs with one UUID have none: nobody could tell which of them is which.
+func TestListAttached_sharedUUID(t *testing.T) {
+	s := serve(t, nil)
+	at := base + "/Systems/1/Processors"
+	s.set(map[string]string{
+		at: members(at+"/GPU0", at+"/GPU1"), at + "/GPU0": gpu(`[{"@odata.id":"` + gpuOne + `"}]`), at + "/GPU1": gpu(`[{"@odata.id":"` + gpuTwo + `"}]`),
+	})
+	lists, failed := s.client.ListAttached(t.Context(), []device.Machine{one})
+	if !slices.Equal(ids(lists[one]), []string{gpuOne, gpuTwo}) || len(failed) > 0 {
+		t.Fatalf("lists %v, failed %v", lists, failed)
+	}
+	for _, d := range lists[one] {
+		if d.UUID != "" || !strings.Contains(d.HealthText, "several devices") {
+			t.Errorf("device %+v", d)
+		}
+	}
+}
+
 // A collection in pages; members that come twice; one that has gone before it was read.
 func TestMachines_pages(t *testing.T) {
 	s := serve(t, nil)

@@ -324,7 +324,7 @@ func (c *Client) free(ctx context.Context, q question, v *view, s *stock, model 
 			list = append(list, describe(target, "", p))
 		}
 	}
-	return list, nil
+	return rest.Unambiguous(list), nil
 }
 
 // usable: nothing speaks against it. A service that says nothing of health says nothing bad; one that calls it absent does.

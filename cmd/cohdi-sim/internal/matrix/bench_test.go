@@ -69,6 +69,9 @@ type face struct {
 	requests int
 	// listing is how many a look at all devices costs where they are not in one answer.
 	listing int
+	// dear is by how much more a look at a machine costs than where one request does; 1 if zero. What a fault itself costs is
+	// looks, for the most part.
+	dear int
 	// not says why a row cannot be run, by its name.
 	not map[string]string
 }
@@ -454,5 +457,6 @@ func (b *bench) finish(r *row) {
 
 // most is how many requests a row may take.
 func (b *bench) most(r *row) int {
-	return r.lives*cmp.Or(b.setting.requests, b.face.requests) + r.listings*cmp.Or(b.setting.listing, b.face.listing) + r.more + b.allowed.requests
+	return r.lives*cmp.Or(b.setting.requests, b.face.requests) + r.listings*cmp.Or(b.setting.listing, b.face.listing) +
+		(r.more+b.allowed.requests)*cmp.Or(b.face.dear, 1)
 }

@@ -25,7 +25,7 @@ var (
 )
 
 // all are the faces, in the order of the table.
-func all() []*face { return []*face{faceFM(), faceCM(), faceCDIM(), faceRedfish()} }
+func all() []*face { return []*face{faceFM(), faceCM(), faceCDIM(), faceRedfish(), faceSunfish()} }
 
 // cell is what became of a row on a face.
 type cell struct {

@@ -552,7 +552,7 @@ func detachRefused(b *bench) {
 	begun := time.Now()
 	const times = 3
 	if b.setting.mute { // it has to be found out each time
-		b.allow(0, times*30)
+		b.allow(0, times*45)
 	}
 	if b.face.refuseDetach == nil {
 		b.t.Fatal("the face does not say how")
