@@ -159,6 +159,8 @@ func newBench(t *testing.T, f *face, s setting, r *row) *bench {
 	b.begin()
 	t.Cleanup(func() { b.stop() })
 	b.Serve(!s.open, map[string]http.Handler{"/": http.HandlerFunc(b.serve)})
+	// TLS gives the other side 5 s to hear that a connection ends.
+	t.Cleanup(func() { time.Sleep(10 * time.Second) })
 	b.dir = b.Secret(f.login(b))
 	b.leader = b.client()
 	return b

@@ -551,8 +551,8 @@ func detachRefused(b *bench) {
 	a.serves(u)
 	begun := time.Now()
 	const times = 3
-	if b.setting.mute { // it has to be found out each time
-		b.allow(0, times*45)
+	if s := b.setting; s.mute { // it has to be found out each time, by a look every 2 s
+		b.allow(0, times*int((s.call+s.settle)/(2*time.Second)))
 	}
 	if b.face.refuseDetach == nil {
 		b.t.Fatal("the face does not say how")

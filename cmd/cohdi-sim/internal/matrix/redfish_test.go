@@ -114,6 +114,7 @@ func settingsRedfish() []setting {
 		{"one page", simapi.RedfishPolicies{PageSize: "50", Expand: "yes"}},
 		{"identity prefixed", simapi.RedfishPolicies{Identity: "prefixed"}},
 		{"identity in serial", simapi.RedfishPolicies{Identity: "inSerial"}},
+		{"serial number only", simapi.RedfishPolicies{Identity: "serialOnly"}},
 		{"no status", simapi.RedfishPolicies{Identity: "nullStatus", Events: "none"}},
 		{"no identity", simapi.RedfishPolicies{Identity: "none"}},
 		{"zones", simapi.RedfishPolicies{Variant: zonesVariant}},

@@ -45,7 +45,7 @@ func faceSunfish() *face {
 			b.t.Helper()
 			b.fault(simapi.Fault{Face: "agent", Method: "DELETE", Action: simapi.ActionStatus, Status: http.StatusConflict, Content: "the slot is locked"}, times)
 		},
-		call: time.Minute, settle: time.Minute,
+		call: 3 * time.Minute, settle: time.Minute,
 		requests: 120, dear: 3,
 		not: map[string]string{
 			"paged lists": "its lists are whole.",
@@ -63,6 +63,7 @@ func faceSunfish() *face {
 func settingsSunfish() []setting {
 	all := []setting{
 		{name: "default", open: true},
+		{name: "production times", open: true, call: 3 * time.Minute},
 		{name: "machines that lag", open: true, kind: lagging, requests: 220},
 		{name: "targets are checked", open: true, policies: simapi.Policies{Sunfish: simapi.SunfishPolicies{SameTarget: "reject"}}},
 		{name: "machines show no GPU", open: true, policies: simapi.Policies{Sunfish: simapi.SunfishPolicies{Extension: "off"}}},

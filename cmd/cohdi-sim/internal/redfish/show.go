@@ -276,6 +276,9 @@ func (v view) statusOf(d simapi.Device) any {
 
 func (f *Face) processorBody(v view, d simapi.Device, path string) object {
 	var uuid, serial any = strings.TrimPrefix(d.FabricSerial, "GPU-"), d.Serial
+	if d.FabricSerial != d.UUID { // what somebody makes of its identity is all that is told of it
+		serial = ""
+	}
 	switch v.policies.Identity {
 	case "prefixed":
 		uuid = "GPU-" + strings.ToUpper(strings.TrimPrefix(d.FabricSerial, "GPU-"))

@@ -158,7 +158,10 @@ func (f *Face) hostLocked(t tree, s *simapi.State, m simapi.Machine) {
 
 // processor is a GPU, wherever it is shown.
 func (f *Face) processor(d *simapi.Device) object {
-	state, health := "Enabled", any(nil)
+	state, health, serial := "Enabled", any(nil), d.Serial
+	if d.FabricSerial != d.UUID { // what somebody makes of its identity is all that is told of it
+		serial = ""
+	}
 	if d.OpStatus != "" {
 		if word, ok := map[byte]string{'0': "OK", '1': "Warning", '2': "Critical"}[d.OpStatus[0]]; ok {
 			health = word
@@ -168,7 +171,7 @@ func (f *Face) processor(d *simapi.Device) object {
 		state = "Absent"
 	}
 	return object{
-		"ProcessorType": "GPU", "Model": d.Model, "SerialNumber": d.Serial, "UUID": strings.TrimPrefix(d.FabricSerial, "GPU-"),
+		"ProcessorType": "GPU", "Model": d.Model, "SerialNumber": serial, "UUID": strings.TrimPrefix(d.FabricSerial, "GPU-"),
 		"Status": object{"State": state, "Health": health},
 	}
 }
