@@ -5,24 +5,19 @@ package redfish
 import (
 	"bytes"
 	"context"
-	"crypto/tls"
 	"encoding/json"
-	"flag"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"k8s.io/utils/clock"
 
-	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/config"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/core"
-	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/fault"
-	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/tlsgen"
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/facetest"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/simapi"
 	"github.com/cohdi/cohdi-agent/internal/device"
 	"github.com/cohdi/cohdi-agent/internal/fabric"
@@ -30,17 +25,7 @@ import (
 	client "github.com/cohdi/cohdi-agent/internal/fabric/redfish"
 )
 
-const chassis = `
-tenant: unused
-realm: unused
-credentials: {username: agent, password: "p&w=d+100% s", client_id: unused, client_secret: unused}
-fabrics: [{id: 0, uuid: f-0}]
-machines:
-  - {name: n1, uuid: ` + string(fabrictest.MachineOne) + `}
-  - {name: n2, uuid: ` + string(fabrictest.MachineTwo) + `}
-devices:
-  - {id: a, count: 2, model: ` + fabrictest.ModelA + `}
-  - {id: b, count: 1, model: ` + fabrictest.ModelB + `}
+const chassis = facetest.Pool + `
 timing: {attachDelay: 30ms, detachDelay: 20ms}
 seed: 7
 `
@@ -56,13 +41,10 @@ type setting struct {
 
 // bench is a service with hands on its chassis.
 type bench struct {
+	*facetest.Chassis
 	t       *testing.T
-	cfg     *config.Config
 	setting setting
-	core    *core.Core
-	faults  *fault.Injector
 	face    *Face
-	server  *httptest.Server
 	dir     string
 	shut    atomic.Bool
 	// asked counts the requests for a change of what is attached that reached the service.
@@ -73,45 +55,28 @@ type bench struct {
 
 func newBench(t *testing.T, s setting) *bench {
 	t.Helper()
-	cfg, err := config.Parse([]byte(chassis))
-	if err != nil {
-		t.Fatal(err)
-	}
 	if s.random {
-		cfg.Redfish.URIs = config.URIsRandom
+		return newBenchOf(t, s, chassis+"redfish: {uris: random}\n")
 	}
-	return newBenchOf(t, s, cfg)
+	return newBenchOf(t, s, chassis)
 }
 
-func newBenchOf(t *testing.T, s setting, cfg *config.Config) *bench {
+func newBenchOf(t *testing.T, s setting, description string) *bench {
 	t.Helper()
-	clk := clock.RealClock{}
-	b := &bench{t: t, cfg: cfg, setting: s, faults: fault.New(clk)}
-	var err error
-	if b.core, err = core.New(t.Context(), cfg, core.Options{Clock: clk, Numbers: make([]core.Number, len(cfg.Devices))}); err != nil {
-		t.Fatal(err)
-	}
-	if err = b.core.SetPolicies(simapi.Policies{Redfish: s.policies}); err != nil {
-		t.Fatal(err)
-	}
-	b.face = New(t.Context(), Options{Core: b.core, Config: cfg, Faults: b.faults, Clock: clk, HardwareTimeout: 2 * time.Second})
+	b := &bench{Chassis: facetest.New(t, description, facetest.Options{Policies: simapi.Policies{Redfish: s.policies}}), t: t, setting: s}
+	b.face = New(t.Context(), Options{Core: b.Core, Config: b.Config, Faults: b.Faults, Clock: clock.RealClock{}, HardwareTimeout: 2 * time.Second})
 	t.Cleanup(func() {
-		for _, v := range b.core.Violations() {
+		for _, v := range b.Core.Violations() {
 			if v.Kind == simapi.Invariant {
 				t.Errorf("the chassis is not in order: %+v", v)
 			}
 		}
 		b.face.Stop()
-		b.core.Close()
+		b.Core.Close()
 		b.face.Close()
 	})
 	handler := b.face.Handler()
-	b.dir = t.TempDir()
-	cert, err := tlsgen.Server(b.dir, []string{"127.0.0.1"}, clk.Now())
-	if err != nil {
-		t.Fatal(err)
-	}
-	b.server = httptest.NewUnstartedServer(b.faults.Wrap("redfish", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	b.Serve(true, map[string]http.Handler{"/": b.Faults.Wrap("redfish", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if f := b.before.Load(); f != nil {
 			(*f)(r)
 		}
@@ -119,27 +84,15 @@ func newBenchOf(t *testing.T, s setting, cfg *config.Config) *bench {
 			b.asked.Add(1)
 		}
 		handler.ServeHTTP(w, r)
-	})))
-	b.server.TLS = &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
-	b.server.StartTLS()
-	t.Cleanup(b.server.Close)
-	b.secret("username", cfg.Credentials.Username)
-	b.secret("password", cfg.Credentials.Password)
+	}))})
+	b.dir = b.Secret(b.Files())
 	return b
-}
-
-// secret writes a file as a Kubernetes Secret would be mounted.
-func (b *bench) secret(name, content string) {
-	b.t.Helper()
-	if err := os.WriteFile(filepath.Join(b.dir, name), []byte(content), 0o600); err != nil {
-		b.t.Fatal(err)
-	}
 }
 
 // client is a new one each time, as each process has its own.
 func (b *bench) client() *client.Client {
 	b.t.Helper()
-	c, err := client.New(client.Config{Endpoint: b.server.URL, Credentials: b.dir, Basic: b.setting.basic, NoIdentity: b.setting.nameless, Poll: 100 * time.Millisecond, Settle: time.Second})
+	c, err := client.New(client.Config{Endpoint: b.Server.URL, Credentials: b.dir, Basic: b.setting.basic, NoIdentity: b.setting.nameless, Poll: 100 * time.Millisecond, Settle: time.Second})
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -151,8 +104,7 @@ func (b *bench) client() *client.Client {
 	return c
 }
 
-// full runs all settings; otherwise those that differ most.
-var full = flag.Bool("full", false, "run the conformance suite for all kinds of services, and not for a sample")
+var full = facetest.Full()
 
 func settings() map[string]setting {
 	out := map[string]setting{
@@ -228,16 +180,7 @@ func (b *bench) uri(id string) string {
 func (b *bench) Attached(m device.Machine) []string {
 	b.t.Helper()
 	b.rest()
-	v, err := b.core.Machine(string(m))
-	if err != nil {
-		return nil
-	}
-	var out []string
-	for _, d := range v.Listed {
-		out = append(out, b.uri(d.ID))
-	}
-	slices.Sort(out)
-	return out
+	return b.Listed(m, func(d core.Device) string { return b.uri(d.ID) })
 }
 
 // rest waits until nothing is under way.
@@ -254,15 +197,6 @@ func (b *bench) busy() bool {
 	return len(b.face.coming) > 0
 }
 
-func (b *bench) FreeCount(model string) int {
-	b.t.Helper()
-	_, n, _, err := b.core.Free("n1", model)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	return n
-}
-
 func refusalOf(status int, key string) (int, string) {
 	data, err := json.Marshal(refuse(status, key, "so be it").body("extended"))
 	if err != nil {
@@ -273,7 +207,6 @@ func refusalOf(status int, key string) (int, string) {
 
 func (b *bench) Fate(f fabrictest.Fate) bool {
 	b.t.Helper()
-	const page = "<html><body>Bad gateway</body></html>"
 	if f == fabrictest.CredentialsEnded {
 		b.face.EndSessions()
 		return !b.setting.basic
@@ -281,20 +214,20 @@ func (b *bench) Fate(f fabrictest.Fate) bool {
 	if !b.tells(f) {
 		return false
 	}
-	busy, words := refusalOf(http.StatusServiceUnavailable, "ResourceInUse")
-	rule, ok := map[fabrictest.Fate]simapi.Fault{
-		fabrictest.Busy:           {Action: simapi.ActionStatus, Status: busy, Content: words, Headers: map[string]string{"Retry-After": "5"}},
-		fabrictest.LostBefore:     {Action: simapi.ActionDropBefore},
-		fabrictest.LostAfter:      {Action: simapi.ActionDropAfter},
-		fabrictest.ErrorBefore:    {Action: simapi.ActionStatus, Status: 502, Content: page, ContentType: "text/html"},
-		fabrictest.ErrorAfter:     {Action: simapi.ActionStatusAfterEffect, Status: 502, Content: page, ContentType: "text/html"},
-		fabrictest.Truncated:      {Action: simapi.ActionReset},
-		fabrictest.NoWords:        {Action: simapi.ActionStatusAfterEffect, Status: 204},
-		fabrictest.Hang:           {Action: simapi.ActionHang},
-		fabrictest.WorkRefused:    {Face: "hw", Action: simapi.ActionStatus, Status: 409, Content: "no"},
-		fabrictest.WorkLostBefore: {Face: "hw", Action: simapi.ActionDropBefore},
-		fabrictest.WorkLostAfter:  {Face: "hw", Action: simapi.ActionDropAfter},
-	}[f]
+	status, words := refusalOf(http.StatusServiceUnavailable, "ResourceInUse")
+	rule, ok := facetest.Fate(f, words)
+	switch f {
+	case fabrictest.Busy:
+		rule.Status, rule.Headers = status, map[string]string{"Retry-After": "5"}
+	case fabrictest.NoWords:
+		rule.Status = http.StatusNoContent
+	case fabrictest.WorkRefused:
+		rule, ok = simapi.Fault{Face: "hw", Action: simapi.ActionStatus, Status: http.StatusConflict, Content: "no"}, true
+	case fabrictest.WorkLostBefore:
+		rule, ok = simapi.Fault{Face: "hw", Action: simapi.ActionDropBefore}, true
+	case fabrictest.WorkLostAfter:
+		rule, ok = simapi.Fault{Face: "hw", Action: simapi.ActionDropAfter}, true
+	}
 	if !ok {
 		return false
 	}
@@ -302,10 +235,10 @@ func (b *bench) Fate(f fabrictest.Fate) bool {
 		rule.Face, rule.Body = "redfish", "@odata.id" // what names something
 	}
 	rule.Count, rule.Name = 1, string(f)
-	b.add(rule)
+	b.Add(rule)
 	if f != fabrictest.Hang { // the caller may have given up before
 		b.t.Cleanup(func() {
-			for _, r := range b.faults.Rules() {
+			for _, r := range b.Faults.Rules() {
 				if r.Name == rule.Name && r.Hits != 1 {
 					b.t.Errorf("fate %s has met %d calls", f, r.Hits)
 				}
@@ -323,23 +256,16 @@ func (b *bench) tells(f fabrictest.Fate) bool {
 	return (f != fabrictest.WorkRefused || !mute && !early) && (f != fabrictest.WorkLostBefore || !early)
 }
 
-func (b *bench) add(f simapi.Fault) {
-	b.t.Helper()
-	if _, err := b.faults.Add(f); err != nil {
-		b.t.Fatal(err)
-	}
-}
-
 func (b *bench) FailReads(m device.Machine, fail bool) {
 	b.t.Helper()
 	const name = "reads"
 	if !fail {
-		b.faults.Clear(name)
+		b.Faults.Clear(name)
 		return
 	}
 	rule := simapi.Fault{Name: name, Face: "redfish", Method: "GET", Path: "/redfish/v1/.", Action: simapi.ActionStatus, Status: 500}
 	if m != "" {
-		v, err := b.core.Machine(string(m))
+		v, err := b.Core.Machine(string(m))
 		if err != nil {
 			b.t.Fatal(err)
 		}
@@ -348,21 +274,19 @@ func (b *bench) FailReads(m device.Machine, fail bool) {
 			rule.Path += "|^" + b.face.port(0, v.Name) + "$"
 		}
 	}
-	b.add(rule)
+	b.Add(rule)
 }
 
 func (b *bench) Shut() {
-	b.t.Helper()
 	b.shut.Store(true)
-	if err := b.server.Listener.Close(); err != nil {
-		b.t.Fatal(err)
-	}
-	b.server.CloseClientConnections()
+	b.Chassis.Shut()
 }
 
 func (b *bench) RefuseLogin() {
 	b.t.Helper()
-	b.secret("password", "another")
+	if err := os.WriteFile(filepath.Join(b.dir, "password"), []byte("another"), 0o600); err != nil {
+		b.t.Fatal(err)
+	}
 	b.face.EndSessions()
 }
 
@@ -370,7 +294,7 @@ func (b *bench) RefuseLogin() {
 func (b *bench) person(method, path, body string, header ...string) (int, object) {
 	b.t.Helper()
 	r := httptest.NewRequestWithContext(b.t.Context(), method, path, bytes.NewBufferString(body))
-	r.SetBasicAuth(b.cfg.Credentials.Username, b.cfg.Credentials.Password)
+	r.SetBasicAuth(b.Config.Credentials.Username, b.Config.Credentials.Password)
 	for i := 0; i+1 < len(header); i += 2 {
 		r.Header.Set(header[i], header[i+1])
 	}

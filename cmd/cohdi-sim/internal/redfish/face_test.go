@@ -15,7 +15,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/utils/clock"
 
-	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/config"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/simapi"
 	"github.com/cohdi/cohdi-agent/internal/fabric/fabrictest"
 )
@@ -113,11 +112,7 @@ func TestFace_knowsNobody(t *testing.T) {
 }
 
 func TestFace_sessions(t *testing.T) {
-	cfg, err := config.Parse([]byte(chassis + "redfish: {sessions: 2, sessionTimeout: 100ms}\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	b := newBenchOf(t, setting{}, cfg)
+	b := newBenchOf(t, setting{}, chassis+"redfish: {sessions: 2, sessionTimeout: 100ms}\n")
 	login := func(password string) *httptest.ResponseRecorder {
 		body, err := json.Marshal(map[string]string{"UserName": "agent", "Password": password})
 		if err != nil {
@@ -130,14 +125,14 @@ func TestFace_sessions(t *testing.T) {
 	if rec := login("wrong"); rec.Code != 401 {
 		t.Errorf("login with a wrong password = %d", rec.Code)
 	}
-	one := login(b.cfg.Credentials.Password)
+	one := login(b.Config.Credentials.Password)
 	if one.Code != 201 || one.Header().Get("X-Auth-Token") == "" || !strings.HasPrefix(one.Header().Get("Location"), root) {
 		t.Fatalf("login = %d %v", one.Code, one.Header())
 	}
-	if rec := login(b.cfg.Credentials.Password); rec.Code != 201 {
+	if rec := login(b.Config.Credentials.Password); rec.Code != 201 {
 		t.Errorf("second login = %d", rec.Code)
 	}
-	if rec := login(b.cfg.Credentials.Password); rec.Code != 503 || !strings.Contains(rec.Body.String(), "SessionLimitExceeded") {
+	if rec := login(b.Config.Credentials.Password); rec.Code != 503 || !strings.Contains(rec.Body.String(), "SessionLimitExceeded") {
 		t.Errorf("third login = %d %s", rec.Code, rec.Body)
 	}
 	if status, _ := b.person("DELETE", one.Header().Get("Location"), ""); status != 204 {
@@ -244,7 +239,7 @@ func TestFace_changes(t *testing.T) {
 				t.Errorf("%s = %d %s, want %d %s", body, status, text, tt.status, tt.key)
 			}
 			b.rest()
-			v, err := b.core.Machine("n1")
+			v, err := b.Core.Machine("n1")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -309,7 +304,7 @@ func TestFace_task(t *testing.T) {
 // TestFace_suspended: a task whose hardware waits for a person does so until that one cancels it, and has done nothing.
 func TestFace_suspended(t *testing.T) {
 	b := newBench(t, setting{})
-	b.add(simapi.Fault{Face: "hw", Method: "PUT", Action: simapi.ActionStatus, Status: 503, Content: "the slot is to be seen to", Count: 1})
+	b.Add(simapi.Fault{Face: "hw", Method: "PUT", Action: simapi.ActionStatus, Status: 503, Content: "the slot is to be seen to", Count: 1})
 	_, task := b.person("POST", add(b.face), `{"ResourceBlock":{"@odata.id":"`+b.face.block("a-0")+`"}}`)
 	monitor, _ := task["TaskMonitor"].(string)
 	for task["TaskState"] == "Running" {
@@ -338,7 +333,7 @@ func TestFace_suspended(t *testing.T) {
 
 func (b *bench) slow(d time.Duration) {
 	delay := simapi.Duration(d)
-	b.core.SetTiming(simapi.Timing{AttachDelay: &delay, DetachDelay: &delay})
+	b.Core.SetTiming(simapi.Timing{AttachDelay: &delay, DetachDelay: &delay})
 }
 
 func TestFace_query(t *testing.T) {

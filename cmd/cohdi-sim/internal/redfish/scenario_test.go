@@ -16,7 +16,6 @@ import (
 
 	"k8s.io/utils/clock"
 
-	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/config"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/simapi"
 	"github.com/cohdi/cohdi-agent/internal/device"
 	"github.com/cohdi/cohdi-agent/internal/fabric"
@@ -45,11 +44,11 @@ func kinds(t *testing.T, run func(b *bench)) {
 	}
 }
 
-func (b *bench) device(i int) string { return b.uri(b.cfg.Devices[i].ID) }
+func (b *bench) device(i int) string { return b.uri(b.Config.Devices[i].ID) }
 
 // intent is about a device of ModelA or, the third, ModelB.
 func (b *bench) intent(m device.Machine, i int) fabric.Intent {
-	return fabric.Intent{Machine: m, Model: b.cfg.Devices[i].Model, Device: b.device(i)}
+	return fabric.Intent{Machine: m, Model: b.Config.Devices[i].Model, Device: b.device(i)}
 }
 
 func (b *bench) wait(c *client.Client, op fabric.Operation, err error) (fabric.Operation, error) {
@@ -109,7 +108,7 @@ func TestScenario_lostAnswers(t *testing.T) {
 			kinds(t, func(b *bench) {
 				c := b.client()
 				lose := func() {
-					b.add(simapi.Fault{Face: "redfish", Body: "@odata.id", Action: action, Status: 504, Count: 1})
+					b.Add(simapi.Fault{Face: "redfish", Body: "@odata.id", Action: action, Status: 504, Count: 1})
 				}
 				lose()
 				b.attach(c, b.intent(fabrictest.MachineOne, 0))
@@ -130,7 +129,7 @@ func TestScenario_lostRequests(t *testing.T) {
 	kinds(t, func(b *bench) {
 		c := b.client()
 		in := b.intent(fabrictest.MachineOne, 0)
-		b.add(simapi.Fault{Face: "redfish", Body: "@odata.id", Action: simapi.ActionDropBefore, Count: 1})
+		b.Add(simapi.Fault{Face: "redfish", Body: "@odata.id", Action: simapi.ActionDropBefore, Count: 1})
 		_, err := c.Attach(b.t.Context(), in)
 		b.fault(err, device.FaultUnknown)
 		b.has(fabrictest.MachineOne)
@@ -212,12 +211,12 @@ func TestScenario_race(t *testing.T) {
 			wg.Wait()
 			b.has(fabrictest.MachineOne, b.device(0), b.device(1), b.device(2))
 			// Nobody had to do it twice because somebody had undone it.
-			for _, op := range b.core.State().Operations {
+			for _, op := range b.Core.State().Operations {
 				if op.Outcome == "was gone already" {
 					t.Errorf("operation %+v", op)
 				}
 			}
-			if n := len(b.core.State().Operations); n != 3*(2*rounds+1) {
+			if n := len(b.Core.State().Operations); n != 3*(2*rounds+1) {
 				t.Errorf("%d operations, want %d", n, 3*(2*rounds+1))
 			}
 		})
@@ -247,11 +246,7 @@ func (b *bench) ensure(c *client.Client, kind fabric.OperationKind, in fabric.In
 
 // TestScenario_churn: blocks come and go while the pages are read; what stays is found, and once.
 func TestScenario_churn(t *testing.T) {
-	cfg, err := config.Parse([]byte(strings.Replace(chassis, "id: a, count: 2", "id: a, count: 20", 1)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	b := newBenchOf(t, setting{policies: simapi.RedfishPolicies{PageSize: "3"}}, cfg)
+	b := newBenchOf(t, setting{policies: simapi.RedfishPolicies{PageSize: "3"}}, strings.Replace(chassis, "id: a, count: 2", "id: a, count: 20", 1))
 	c := b.client()
 	turns, gone := 0, false
 	change := func(r *http.Request) {
@@ -265,7 +260,7 @@ func TestScenario_churn(t *testing.T) {
 		if gone {
 			action = simapi.DeviceVanish
 		}
-		if changed := b.core.ChangeDevice("a-0", simapi.DeviceChange{Action: action}); changed != nil {
+		if changed := b.Core.ChangeDevice("a-0", simapi.DeviceChange{Action: action}); changed != nil {
 			t.Error(changed)
 		}
 	}
@@ -316,15 +311,15 @@ func TestScenario_anonymousSpares(t *testing.T) {
 			}
 			return nil
 		},
-		"critical": func(b *bench) error { return b.core.ChangeDevice("a-0", simapi.DeviceChange{Health: &critical}) },
+		"critical": func(b *bench) error { return b.Core.ChangeDevice("a-0", simapi.DeviceChange{Health: &critical}) },
 		"stolen": func(b *bench) error {
-			return b.core.ChangeDevice("a-0", simapi.DeviceChange{Action: simapi.DeviceSteal})
+			return b.Core.ChangeDevice("a-0", simapi.DeviceChange{Action: simapi.DeviceSteal})
 		},
 		"vanished": func(b *bench) error {
-			return b.core.ChangeDevice("a-0", simapi.DeviceChange{Action: simapi.DeviceVanish})
+			return b.Core.ChangeDevice("a-0", simapi.DeviceChange{Action: simapi.DeviceVanish})
 		},
 		"built in": func(b *bench) error {
-			return b.core.ChangeDevice("a-0", simapi.DeviceChange{Action: simapi.DeviceBuildIn, Machine: "n2"})
+			return b.Core.ChangeDevice("a-0", simapi.DeviceChange{Action: simapi.DeviceBuildIn, Machine: "n2"})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -406,12 +401,12 @@ func TestScenario_identity(t *testing.T) {
 			for i, d := range lists[fabrictest.MachineOne] {
 				id := device.GPUUUID("")
 				if want {
-					id = device.GPUUUID(b.cfg.Devices[i].UUID)
+					id = device.GPUUUID(b.Config.Devices[i].UUID)
 				}
 				if d.UUID != id || d.ID != b.device(i) {
 					t.Errorf("device %+v, want UUID %q", d, id)
 				}
-				if serial := b.cfg.Devices[i].Serial; identity == "serialOnly" && d.Serial != serial {
+				if serial := b.Config.Devices[i].Serial; identity == "serialOnly" && d.Serial != serial {
 					t.Errorf("device %+v, want serial number %q", d, serial)
 				}
 			}
@@ -431,11 +426,7 @@ func TestScenario_identity(t *testing.T) {
 }
 
 func TestScenario_sessions(t *testing.T) {
-	cfg, err := config.Parse([]byte(chassis + "redfish: {sessions: 1, sessionTimeout: 500ms}\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	b := newBenchOf(t, setting{}, cfg)
+	b := newBenchOf(t, setting{}, chassis+"redfish: {sessions: 1, sessionTimeout: 500ms}\n")
 	first, second := b.client(), b.client()
 	for range 5 {
 		if err := first.Health(t.Context()); err != nil {
@@ -463,8 +454,8 @@ func TestScenario_sessions(t *testing.T) {
 	if err := second.Health(t.Context()); err != nil {
 		t.Errorf("%v, now that there is room", err)
 	}
-	for _, r := range b.faults.Log() {
-		if strings.Contains(r.Body, cfg.Credentials.Password) || strings.Contains(r.Body, `"Password"`) {
+	for _, r := range b.Faults.Log() {
+		if strings.Contains(r.Body, b.Config.Credentials.Password) || strings.Contains(r.Body, `"Password"`) {
 			t.Errorf("the log shows %s", r.Body)
 		}
 	}
@@ -534,11 +525,11 @@ func leftOvers(t *testing.T) {
 // TestScenario_closeDuringLogin: whoever waits is let go.
 func TestScenario_closeDuringLogin(t *testing.T) {
 	b := newBench(t, setting{})
-	b.add(simapi.Fault{Face: "redfish", Method: "POST", Path: "Sessions$", Action: simapi.ActionHang})
+	b.Add(simapi.Fault{Face: "redfish", Method: "POST", Path: "Sessions$", Action: simapi.ActionHang})
 	c := b.client()
 	ended := make(chan error, 1)
 	go func() { ended <- c.Health(t.Context()) }()
-	for len(b.faults.Rules()) == 0 || b.faults.Rules()[0].Hits == 0 {
+	for len(b.Faults.Rules()) == 0 || b.Faults.Rules()[0].Hits == 0 {
 		clock.RealClock{}.Sleep(time.Millisecond)
 	}
 	if err := c.Close(t.Context()); err != nil {

@@ -123,7 +123,7 @@ func (b *bench) trouble(r *rand.Rand, stop <-chan struct{}) {
 		default:
 			rule := rules[r.IntN(len(rules))]
 			rule.Count = 1
-			b.add(rule)
+			b.Add(rule)
 		}
 	}
 }
@@ -165,7 +165,7 @@ func TestScenario_storm(t *testing.T) {
 			agents.Wait()
 			close(stop)
 			makers.Wait()
-			b.faults.Clear("") // what was not met
+			b.Faults.Clear("") // what was not met
 			b.has(fabrictest.MachineOne, b.device(0))
 			b.has(fabrictest.MachineTwo, b.device(1), b.device(2))
 			deaths := 0
@@ -175,7 +175,7 @@ func TestScenario_storm(t *testing.T) {
 			if deaths == 0 {
 				t.Error("no process died: that was no storm")
 			}
-			t.Logf("%d deaths, %d requests", deaths, len(b.faults.Log()))
+			t.Logf("%d deaths, %d requests", deaths, len(b.Faults.Log()))
 		})
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -14,9 +13,8 @@ import (
 
 	"k8s.io/utils/clock"
 
-	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/config"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/core"
-	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/fault"
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/facetest"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/simapi"
 	"github.com/cohdi/cohdi-agent/internal/device"
 	"github.com/cohdi/cohdi-agent/internal/fabric"
@@ -24,17 +22,7 @@ import (
 	client "github.com/cohdi/cohdi-agent/internal/fabric/sunfish"
 )
 
-const chassis = `
-tenant: unused
-realm: unused
-credentials: {username: u, password: p, client_id: c, client_secret: s}
-fabrics: [{id: 0, uuid: f-0}]
-machines:
-  - {name: n1, uuid: ` + string(fabrictest.MachineOne) + `}
-  - {name: n2, uuid: ` + string(fabrictest.MachineTwo) + `}
-devices:
-  - {id: a, count: 2, model: ` + fabrictest.ModelA + `}
-  - {id: b, count: 1, model: ` + fabrictest.ModelB + `}
+const chassis = facetest.Pool + `
 timing: {attachDelay: 20ms, detachDelay: 10ms}
 `
 
@@ -50,13 +38,10 @@ const (
 
 // bench is an installation with hands on its chassis.
 type bench struct {
-	t      *testing.T
-	cfg    *config.Config
-	core   *core.Core
-	faults *fault.Injector
-	face   *Face
-	server *httptest.Server
-	stale  time.Duration
+	*facetest.Chassis
+	t     *testing.T
+	face  *Face
+	stale time.Duration
 
 	mu sync.Mutex
 	// before is done once before the next Connection is asked for.
@@ -65,25 +50,27 @@ type bench struct {
 
 func newBench(t *testing.T, policies simapi.SunfishPolicies, stale time.Duration) *bench {
 	t.Helper()
-	cfg, err := config.Parse([]byte(chassis))
-	if err != nil {
-		t.Fatal(err)
-	}
-	clk := clock.RealClock{}
-	b := &bench{t: t, cfg: cfg, faults: fault.New(clk), stale: stale}
-	if b.core, err = core.New(t.Context(), cfg, core.Options{Clock: clk, Numbers: make([]core.Number, len(cfg.Devices))}); err != nil {
-		t.Fatal(err)
-	}
-	if err = b.core.SetPolicies(simapi.Policies{Sunfish: policies}); err != nil {
-		t.Fatal(err)
-	}
+	b := &bench{Chassis: facetest.New(t, chassis, facetest.Options{Policies: simapi.Policies{Sunfish: policies}}), t: t, stale: stale}
 	delay := simapi.Duration(stale)
-	b.core.SetTiming(simapi.Timing{StaleDelay: &delay})
-	if b.face, err = New(t.Context(), Options{Core: b.core, Faults: b.faults, Clock: clk, Fabrics: cfg.Fabrics, AgentTimeout: 2 * time.Second}); err != nil {
+	b.Core.SetTiming(simapi.Timing{StaleDelay: &delay})
+	var err error
+	if b.face, err = New(t.Context(), Options{
+		Core: b.Core, Faults: b.Faults, Clock: clock.RealClock{}, Fabrics: b.Config.Fabrics, AgentTimeout: 2 * time.Second,
+	}); err != nil {
 		t.Fatal(err)
 	}
-	served := b.faults.Wrap("sunfish", b.face.Handler())
-	b.server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	t.Cleanup(func() {
+		for _, v := range b.Core.Violations() {
+			if v.Kind == simapi.Invariant {
+				t.Errorf("the chassis is not in order: %+v", v)
+			}
+		}
+		b.face.Stop()
+		b.Core.Close()
+		b.face.Close()
+	})
+	served := b.Faults.Wrap("sunfish", b.face.Handler())
+	b.Serve(false, map[string]http.Handler{"/": http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodPost {
 			b.mu.Lock()
 			do := b.before
@@ -94,18 +81,7 @@ func newBench(t *testing.T, policies simapi.SunfishPolicies, stale time.Duration
 			}
 		}
 		served.ServeHTTP(w, r)
-	}))
-	t.Cleanup(func() {
-		b.server.Close()
-		for _, v := range b.core.Violations() {
-			if v.Kind == simapi.Invariant {
-				t.Errorf("the chassis is not in order: %+v", v)
-			}
-		}
-		b.face.Stop()
-		b.core.Close()
-		b.face.Close()
-	})
+	})})
 	return b
 }
 
@@ -115,7 +91,7 @@ func (b *bench) settle() time.Duration { return 4*b.stale + 50*time.Millisecond 
 // client is a new one each time, as each process has its own.
 func (b *bench) client() *client.Client {
 	b.t.Helper()
-	c, err := client.New(client.Config{Endpoint: b.server.URL, PlainHTTP: true, Poll: 20 * time.Millisecond, Settle: b.settle()})
+	c, err := client.New(client.Config{Endpoint: b.Server.URL, PlainHTTP: true, Poll: 20 * time.Millisecond, Settle: b.settle()})
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -154,43 +130,23 @@ func (*bench) Open() bool { return true }
 
 func (b *bench) Attached(m device.Machine) []string {
 	b.t.Helper()
-	v, err := b.core.Machine(string(m))
-	if err != nil {
-		return nil
-	}
-	var out []string
-	for _, d := range v.Listed {
-		out = append(out, endpoints+"T-"+d.ID)
-	}
-	slices.Sort(out)
-	return out
-}
-
-func (b *bench) FreeCount(model string) int {
-	b.t.Helper()
-	_, n, _, err := b.core.Free("n1", model)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	return n
+	return b.Listed(m, func(d core.Device) string { return endpoints + "T-" + d.ID })
 }
 
 func (b *bench) Fate(f fabrictest.Fate) bool {
 	b.t.Helper()
-	const page = "<html><body>Bad gateway</body></html>"
-	blind := b.core.Policies().Sunfish.Extension == off
-	rule, ok := map[fabrictest.Fate]simapi.Fault{
-		fabrictest.Busy:           {Action: simapi.ActionStatus, Status: 429, Content: "slow down", ContentType: "text/plain"},
-		fabrictest.LostBefore:     {Action: simapi.ActionDropBefore},
-		fabrictest.LostAfter:      {Action: simapi.ActionDropAfter},
-		fabrictest.ErrorBefore:    {Action: simapi.ActionStatus, Status: 500},
-		fabrictest.ErrorAfter:     {Action: simapi.ActionStatusAfterEffect, Status: 502, Content: page, ContentType: "text/html"},
-		fabrictest.Truncated:      {Action: simapi.ActionReset},
-		fabrictest.NoWords:        {Action: simapi.ActionStatusAfterEffect, Status: 200},
-		fabrictest.Hang:           {Action: simapi.ActionHang},
-		fabrictest.WorkLostBefore: {Face: "agent", Action: simapi.ActionDropBefore},
-		fabrictest.WorkLostAfter:  {Face: "agent", Action: simapi.ActionDropAfter},
-	}[f]
+	blind := b.Core.Policies().Sunfish.Extension == off
+	rule, ok := facetest.Fate(f, "slow down")
+	switch f {
+	case fabrictest.Busy:
+		rule.Status, rule.ContentType = http.StatusTooManyRequests, "text/plain"
+	case fabrictest.ErrorBefore:
+		rule.Status, rule.Content = http.StatusInternalServerError, ""
+	case fabrictest.WorkLostBefore:
+		rule, ok = simapi.Fault{Face: "agent", Action: simapi.ActionDropBefore}, true
+	case fabrictest.WorkLostAfter:
+		rule, ok = simapi.Fault{Face: "agent", Action: simapi.ActionDropAfter}, true
+	}
 	switch {
 	case !ok:
 		return false
@@ -204,12 +160,12 @@ func (b *bench) Fate(f fabrictest.Fate) bool {
 	rule.Count, rule.Name, rule.Path = 1, string(f), "/Connections"
 	for _, method := range []string{http.MethodPost, http.MethodDelete} {
 		rule.Method = method
-		b.add(rule)
+		b.Add(rule)
 	}
 	if f != fabrictest.Hang { // the caller may have given up before
 		b.t.Cleanup(func() {
 			hits := 0
-			for _, r := range b.faults.Rules() {
+			for _, r := range b.Faults.Rules() {
 				if r.Name == rule.Name {
 					hits += r.Hits
 				}
@@ -222,37 +178,22 @@ func (b *bench) Fate(f fabrictest.Fate) bool {
 	return true
 }
 
-func (b *bench) add(f simapi.Fault) {
-	b.t.Helper()
-	if _, err := b.faults.Add(f); err != nil {
-		b.t.Fatal(err)
-	}
-}
-
 func (b *bench) FailReads(m device.Machine, fail bool) {
 	b.t.Helper()
 	const name = "reads"
 	if !fail {
-		b.faults.Clear(name)
+		b.Faults.Clear(name)
 		return
 	}
 	rule := simapi.Fault{Name: name, Face: "sunfish", Method: "GET", Action: simapi.ActionStatus, Status: 500}
 	if m != "" {
-		v, err := b.core.Machine(string(m))
+		v, err := b.Core.Machine(string(m))
 		if err != nil {
 			b.t.Fatal(err)
 		}
 		rule.Path = "/Systems/" + v.Name + "(/|$)"
 	}
-	b.add(rule)
-}
-
-func (b *bench) Shut() {
-	b.t.Helper()
-	if err := b.server.Listener.Close(); err != nil {
-		b.t.Fatal(err)
-	}
-	b.server.CloseClientConnections()
+	b.Add(rule)
 }
 
 func (*bench) RefuseLogin() {}

@@ -114,7 +114,7 @@ func TestFace_composition(t *testing.T) {
 			t.Errorf("%s: Connections %v", step.what, made)
 		}
 	}
-	if err := b.core.SetPolicies(simapi.Policies{Sunfish: simapi.SunfishPolicies{SystemAnswer: "204"}}); err != nil {
+	if err := b.Core.SetPolicies(simapi.Policies{Sunfish: simapi.SunfishPolicies{SystemAnswer: "204"}}); err != nil {
 		t.Fatal(err)
 	}
 	if status := write("n1", "@Redfish.RequestCount", 1, "GPU", fabrictest.ModelB); status != http.StatusNoContent {

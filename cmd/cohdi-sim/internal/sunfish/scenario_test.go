@@ -95,7 +95,7 @@ func (b *bench) free(c *client.Client, models ...string) []string {
 // changes counts the requests that may change something.
 func (b *bench) changes() int {
 	n := 0
-	for _, r := range b.faults.Log() {
+	for _, r := range b.Faults.Log() {
 		if r.Face == "sunfish" && r.Method != http.MethodGet {
 			n++
 		}
@@ -177,7 +177,7 @@ func TestFace_copyMissing(t *testing.T) {
 	lose := func(t *testing.T) (*bench, *client.Client) {
 		t.Helper()
 		b := newBench(t, simapi.SunfishPolicies{}, 20*time.Millisecond)
-		b.add(simapi.Fault{Face: "agent", Action: simapi.ActionDropAfter, Count: 1})
+		b.Add(simapi.Fault{Face: "agent", Action: simapi.ActionDropAfter, Count: 1})
 		c := b.client()
 		_, err := b.attach(c, one, firstA)
 		b.is(err, device.FaultUnknown, "500")
@@ -241,7 +241,7 @@ func TestFace_copyStays(t *testing.T) {
 	if _, err := b.attach(c, one, firstA); err != nil {
 		t.Fatal(err)
 	}
-	b.add(simapi.Fault{Face: "agent", Action: simapi.ActionDropAfter, Count: 1})
+	b.Add(simapi.Fault{Face: "agent", Action: simapi.ActionDropAfter, Count: 1})
 	b.is(b.detach(c, one, firstA), device.FaultUnknown, "500")
 	got := b.listed(c, one)
 	if len(got) != 1 || got[0].Health != device.HealthUnknown || !strings.Contains(got[0].HealthText, "does not show it") || len(b.Attached(one)) != 0 {
@@ -259,11 +259,11 @@ func TestFace_copyStays(t *testing.T) {
 func TestFace_requestRepeated(t *testing.T) {
 	b := newBench(t, simapi.SunfishPolicies{}, 0)
 	c := b.client()
-	b.add(simapi.Fault{Face: "sunfish", Method: http.MethodPost, Action: simapi.ActionDup, Count: 1})
+	b.Add(simapi.Fault{Face: "sunfish", Method: http.MethodPost, Action: simapi.ActionDup, Count: 1})
 	if _, err := b.attach(c, one, firstA); err != nil || len(b.members(connections)) != 1 {
 		t.Fatalf("attach = %v, Connections %v", err, b.members(connections))
 	}
-	b.add(simapi.Fault{Face: "sunfish", Method: http.MethodDelete, Action: simapi.ActionDup, Count: 1})
+	b.Add(simapi.Fault{Face: "sunfish", Method: http.MethodDelete, Action: simapi.ActionDup, Count: 1})
 	if err := b.detach(c, one, firstA); err != nil || len(b.free(c)) != 3 {
 		t.Errorf("detach = %v, free %v", err, b.free(c))
 	}
@@ -314,7 +314,7 @@ func TestFace_byHand(t *testing.T) {
 	c := b.client()
 	steal := func(id string, change simapi.DeviceChange) {
 		t.Helper()
-		if err := b.core.ChangeDevice(id, change); err != nil {
+		if err := b.Core.ChangeDevice(id, change); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -337,7 +337,7 @@ func TestFace_byHand(t *testing.T) {
 	// A person attaches by another face; the agent of the fabric sees that, and we can give it back.
 	ok := "OK"
 	steal("a-1", simapi.DeviceChange{Health: &ok})
-	if _, err := b.core.Attach(t.Context(), core.AttachRequest{Machine: "n1", Specs: []core.Spec{{Device: "a-1", Count: 1}}, Limit: -1}); err != nil {
+	if _, err := b.Core.Attach(t.Context(), core.AttachRequest{Machine: "n1", Specs: []core.Spec{{Device: "a-1", Count: 1}}, Limit: -1}); err != nil {
 		t.Fatal(err)
 	}
 	unknown := "Unknown"
@@ -379,7 +379,7 @@ func TestFace_restart(t *testing.T) {
 	b := newBench(t, simapi.SunfishPolicies{}, 0)
 	path := filepath.Join(t.TempDir(), "sunfish.json")
 	again := func() *Face {
-		f, err := New(t.Context(), Options{Core: b.core, Faults: fault.New(clock.RealClock{}), Clock: clock.RealClock{}, Fabrics: b.cfg.Fabrics, StatePath: path})
+		f, err := New(t.Context(), Options{Core: b.Core, Faults: fault.New(clock.RealClock{}), Clock: clock.RealClock{}, Fabrics: b.Config.Fabrics, StatePath: path})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -426,7 +426,7 @@ func TestFace_storm(t *testing.T) {
 				}
 				all.Wait()
 			}
-			b.faults.Clear("")
+			b.Faults.Clear("")
 			b.calm()
 		})
 	}
@@ -439,7 +439,7 @@ func (b *bench) disturb(rnd *rand.Rand) {
 		f.Method = []string{http.MethodPost, http.MethodDelete, http.MethodGet}[rnd.IntN(3)]
 		f.Action = []string{simapi.ActionDropBefore, simapi.ActionDropAfter, simapi.ActionStatusAfterEffect, simapi.ActionStatus, simapi.ActionDup, simapi.ActionReset}[rnd.IntN(6)]
 		f.Status = 500
-		b.add(f)
+		b.Add(f)
 	}
 }
 
