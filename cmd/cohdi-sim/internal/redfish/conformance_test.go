@@ -215,18 +215,15 @@ func (b *bench) Fate(f fabrictest.Fate) bool {
 		return false
 	}
 	status, words := refusalOf(http.StatusServiceUnavailable, "ResourceInUse")
-	rule, ok := facetest.Fate(f, words)
-	switch f {
-	case fabrictest.Busy:
-		rule.Status, rule.Headers = status, map[string]string{"Retry-After": "5"}
-	case fabrictest.NoWords:
-		rule.Status = http.StatusNoContent
-	case fabrictest.WorkRefused:
-		rule, ok = simapi.Fault{Face: "hw", Action: simapi.ActionStatus, Status: http.StatusConflict, Content: "no"}, true
-	case fabrictest.WorkLostBefore:
-		rule, ok = simapi.Fault{Face: "hw", Action: simapi.ActionDropBefore}, true
-	case fabrictest.WorkLostAfter:
-		rule, ok = simapi.Fault{Face: "hw", Action: simapi.ActionDropAfter}, true
+	rule, ok := map[fabrictest.Fate]simapi.Fault{
+		fabrictest.Busy:           {Action: simapi.ActionStatus, Status: status, Content: words, Headers: map[string]string{"Retry-After": "5"}},
+		fabrictest.NoWords:        {Action: simapi.ActionStatusAfterEffect, Status: http.StatusNoContent},
+		fabrictest.WorkRefused:    {Face: "hw", Action: simapi.ActionStatus, Status: http.StatusConflict, Content: "no"},
+		fabrictest.WorkLostBefore: {Face: "hw", Action: simapi.ActionDropBefore},
+		fabrictest.WorkLostAfter:  {Face: "hw", Action: simapi.ActionDropAfter},
+	}[f]
+	if !ok {
+		rule, ok = facetest.Fate(f, words)
 	}
 	if !ok {
 		return false

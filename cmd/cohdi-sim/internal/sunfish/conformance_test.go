@@ -136,16 +136,14 @@ func (b *bench) Attached(m device.Machine) []string {
 func (b *bench) Fate(f fabrictest.Fate) bool {
 	b.t.Helper()
 	blind := b.Core.Policies().Sunfish.Extension == off
-	rule, ok := facetest.Fate(f, "slow down")
-	switch f {
-	case fabrictest.Busy:
-		rule.Status, rule.ContentType = http.StatusTooManyRequests, "text/plain"
-	case fabrictest.ErrorBefore:
-		rule.Status, rule.Content = http.StatusInternalServerError, ""
-	case fabrictest.WorkLostBefore:
-		rule, ok = simapi.Fault{Face: "agent", Action: simapi.ActionDropBefore}, true
-	case fabrictest.WorkLostAfter:
-		rule, ok = simapi.Fault{Face: "agent", Action: simapi.ActionDropAfter}, true
+	rule, ok := map[fabrictest.Fate]simapi.Fault{
+		fabrictest.Busy:           {Action: simapi.ActionStatus, Status: http.StatusTooManyRequests, Content: "slow down", ContentType: "text/plain"},
+		fabrictest.ErrorBefore:    {Action: simapi.ActionStatus, Status: http.StatusInternalServerError},
+		fabrictest.WorkLostBefore: {Face: "agent", Action: simapi.ActionDropBefore},
+		fabrictest.WorkLostAfter:  {Face: "agent", Action: simapi.ActionDropAfter},
+	}[f]
+	if !ok {
+		rule, ok = facetest.Fate(f, "slow down")
 	}
 	switch {
 	case !ok:
