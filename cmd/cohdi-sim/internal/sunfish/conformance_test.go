@@ -103,17 +103,30 @@ func (b *bench) client() *client.Client {
 	return c
 }
 
+var full = facetest.Full()
+
+// setting is one kind of installation.
+type setting struct {
+	policies simapi.SunfishPolicies
+	stale    time.Duration
+}
+
+// settings are those that differ most, or all of them.
+func settings() map[string]setting {
+	out := map[string]setting{
+		"machines that lag":    {stale: 100 * time.Millisecond},
+		"machines show no GPU": {policies: simapi.SunfishPolicies{Extension: off}},
+	}
+	if *full {
+		out["as real"] = setting{}
+		out["targets are checked"] = setting{policies: simapi.SunfishPolicies{SameTarget: rejected}}
+	}
+	return out
+}
+
 // TestFace_conformance lets the agent's client do everything that it can do, in each kind of installation.
 func TestFace_conformance(t *testing.T) {
-	for name, s := range map[string]struct {
-		policies simapi.SunfishPolicies
-		stale    time.Duration
-	}{
-		"as real":              {},
-		"machines that lag":    {stale: 100 * time.Millisecond},
-		"targets are checked":  {policies: simapi.SunfishPolicies{SameTarget: "reject"}},
-		"machines show no GPU": {policies: simapi.SunfishPolicies{Extension: "off"}},
-	} {
+	for name, s := range settings() {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			fabrictest.Run(t, func(t *testing.T) (fabric.Manager, fabrictest.Control) {
