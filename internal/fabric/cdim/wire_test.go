@@ -4,10 +4,8 @@ package cdim
 
 import (
 	"encoding/json"
-	"flag"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +15,7 @@ import (
 
 	"github.com/cohdi/cohdi-agent/internal/device"
 	"github.com/cohdi/cohdi-agent/internal/fabric"
+	"github.com/cohdi/cohdi-agent/internal/fabric/fabrictest"
 )
 
 const (
@@ -280,17 +279,13 @@ func TestJudge(t *testing.T) {
 	})
 }
 
-// samples is where documented messages lie, one JSON file each.
-var samples = flag.String("samples", "", "directory with samples of messages; without one they are not read")
+var describe = fabrictest.Descriptions()
 
 // TestSamples: what others have written down of the manager's messages is understood.
 func TestSamples(t *testing.T) {
-	if *samples == "" {
-		t.Skip("no -samples directory is given")
-	}
 	read := func(name string) []byte {
 		t.Helper()
-		body, err := os.ReadFile(filepath.Join(*samples, name))
+		body, err := os.ReadFile(describe(t, "samples/"+name))
 		if err != nil {
 			t.Fatal(err)
 		}

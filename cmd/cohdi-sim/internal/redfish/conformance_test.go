@@ -37,6 +37,8 @@ type setting struct {
 	basic    bool
 	// nameless is a client that is told that GPUs have no identity.
 	nameless bool
+	// record sees what is asked and answered, where it is set.
+	record *facetest.Record
 }
 
 // bench is a service with hands on its chassis.
@@ -76,6 +78,9 @@ func newBenchOf(t *testing.T, s setting, description string) *bench {
 		b.face.Close()
 	})
 	handler := b.face.Handler()
+	if s.record != nil {
+		handler = s.record.Wrap(handler)
+	}
 	b.Serve(true, map[string]http.Handler{"/": b.Faults.Wrap("redfish", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if f := b.before.Load(); f != nil {
 			(*f)(r)

@@ -184,6 +184,7 @@ func (f *Face) getComposition(r *http.Request) answer {
 	body := object{
 		"@odata.type": "#CompositionService.v1_2_3.CompositionService", "@odata.id": f.composition(), "Id": "CompositionService",
 		"Name": "Composition", "Status": object{"State": "Enabled", "Health": "OK"}, "ServiceEnabled": true,
+		"AllowOverprovisioning": false, "AllowZoneAffinity": false,
 		"ResourceBlocks": ref(f.blocks()), "ResourceZones": ref(f.resourceZones()), "Actions": object{},
 	}
 	if p.Forms == "manifest" {
@@ -355,7 +356,7 @@ func (f *Face) getResourceZone(r *http.Request) answer {
 	}
 	body := object{
 		"@odata.type": "#Zone.v1_6_0.Zone", "@odata.id": f.resourceZone(id), "Id": strconv.Itoa(id), "Name": "Zone " + strconv.Itoa(id),
-		"ZoneType": "ZoneOfResourceBlocks", "Links": object{"ResourceBlocks": refs(members)},
+		"ZoneType": "ZoneOfResourceBlocks", "Status": object{"State": "Enabled", "Health": "OK"}, "Links": object{"ResourceBlocks": refs(members)},
 		"@Redfish.CollectionCapabilities": object{
 			"@odata.type": "#CollectionCapabilities.v1_2_0.CollectionCapabilities",
 			"Capabilities": []object{{

@@ -256,15 +256,18 @@ func (f *Face) hardware(w http.ResponseWriter, r *http.Request) {
 func (f *Face) taskBody(t *task) object {
 	body := object{
 		"@odata.type": "#Task.v1_7_0.Task", "@odata.id": f.task(t.id), "Id": t.id, "Name": t.method + " " + t.target,
-		"TaskState": t.state(), "TaskStatus": "OK", "TaskMonitor": f.monitor(t.id),
+		"TaskState": t.state(), "TaskStatus": "OK", "PercentComplete": 0, "TaskMonitor": f.monitor(t.id),
 		"StartTime": t.began.UTC().Format(time.RFC3339), "Messages": []object{},
 		"Payload": object{"TargetUri": t.target, "HttpOperation": t.method, "JsonBody": t.input, "HttpHeaders": []string{}},
 	}
 	if !t.ended.IsZero() {
 		body["EndTime"] = t.ended.UTC().Format(time.RFC3339)
 	}
-	if t.failure != nil {
+	switch {
+	case t.failure != nil:
 		body["TaskStatus"], body["Messages"] = "Critical", []object{t.failure.extended()}
+	case !t.ended.IsZero():
+		body["PercentComplete"] = 100
 	}
 	return body
 }
@@ -346,7 +349,7 @@ func (f *Face) eventBody(id int, j job) ([]byte, error) {
 		"@odata.type": "#Event.v1_7_0.Event", "Id": strconv.Itoa(id), "Name": "Events", "Context": "emu",
 		"Events": []object{{
 			"MemberId": "0", "EventId": strconv.Itoa(id), "EventType": "ResourceUpdated", "EventTimestamp": f.clk.Now().UTC().Format(time.RFC3339),
-			"MessageId": "Composition.1.1.ResourceBlockCompositionStateChanged", "MessageArgs": []string{j.device},
+			"Severity": "OK", "MessageSeverity": "OK", "MessageId": "Composition.1.1.ResourceBlockCompositionStateChanged", "MessageArgs": []string{j.device},
 			"Message": "block state changed", "OriginOfCondition": ref(f.block(j.device)),
 		}},
 	})
