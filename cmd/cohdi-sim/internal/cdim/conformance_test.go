@@ -36,6 +36,8 @@ type setting struct {
 	account  bool
 	policies simapi.Policies
 	stale    time.Duration
+	// judge sees what is asked and answered, where it is set.
+	judge *judge
 }
 
 // bench is an installation with hands on its chassis.
@@ -81,7 +83,7 @@ func newBench(t *testing.T, s setting) *bench {
 // serve also makes the directory that a Kubernetes Secret would be mounted at.
 func (b *bench) serve() {
 	if !b.setting.gateway {
-		b.Serve(false, map[string]http.Handler{"/": b.faults.Wrap("cdim", b.blind(b.face.Handler()))})
+		b.Serve(false, map[string]http.Handler{"/": b.faults.Wrap("cdim", b.blind(b.services()))})
 		b.dir = b.Secret(nil)
 		return
 	}
@@ -95,6 +97,14 @@ func (b *bench) serve() {
 		delete(files, "password")
 	}
 	b.dir = b.Secret(files)
+}
+
+// services are the face's, before the judge.
+func (b *bench) services() http.Handler {
+	if b.setting.judge == nil {
+		return b.face.Handler()
+	}
+	return b.setting.judge.wrap(b.face.Handler())
 }
 
 // blind makes the collector lose sight of machines.
@@ -252,7 +262,9 @@ func (b *bench) FailReads(m device.Machine, fail bool) {
 func (b *bench) person(method, path string, body string) (int, map[string]any) {
 	b.t.Helper()
 	rec := httptest.NewRecorder()
-	b.face.Handler().ServeHTTP(rec, httptest.NewRequestWithContext(b.t.Context(), method, api+path, bytes.NewBufferString(body)))
+	r := httptest.NewRequestWithContext(b.t.Context(), method, api+path, bytes.NewBufferString(body))
+	r.Header.Set("Content-Type", "application/json")
+	b.services().ServeHTTP(rec, r)
 	var out map[string]any
 	if rec.Body.Len() > 0 {
 		if err := json.Unmarshal(rec.Body.Bytes(), &out); err != nil {

@@ -104,7 +104,7 @@ func (f *Face) gateLocked() (code, message string, shut bool) {
 	}
 	for _, j := range f.jobs {
 		if j.waiting() {
-			return codeSuspended, "Suspended data exist. Please resume layoutapply. applyID: " + j.ID, true
+			return codeSuspended, "Suspended data exist. Please resume layoutapply. applyID:[" + j.ID + "]", true
 		}
 	}
 	return "", "", false

@@ -116,8 +116,9 @@ func (f *Face) forceLocked(w http.ResponseWriter, j *job) {
 		codeBody
 		Status         string `json:"status"`
 		RollbackStatus string `json:"rollbackStatus,omitempty"`
-	}{codeBody{codeWorker, "worker process of the job does not exist"}, failed, ""}
+	}{codeBody{codeWorker, "Since the process with the specified ID does not exist, change the status from IN_PROGRESS to FAILED."}, failed, ""}
 	if j.Status == canceled {
+		body.Message = strings.Replace(body.Message, "the status", "the rollbackStatus", 1)
 		j.RollbackStatus, j.RollbackEndedAt = failed, f.stamp()
 		body.Status, body.RollbackStatus = canceled, failed
 	} else {
