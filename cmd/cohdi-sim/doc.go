@@ -7,7 +7,9 @@
 // a Redfish service and a Sunfish service), sysfs files, character devices, the driver behind the test NVML library. It also judges: taking a
 // device away that somebody has open is a violation that tests look for.
 //
+// cohdi-sim ctl is a person's hand on one that runs: it shows what there is, and does all that the control API can.
+//
 // The state survives a restart in the same directory, also one by SIGKILL. SIGTERM stops it.
 //
-// It exits with 2 for bad flags or a bad configuration, and with 1 for everything else.
+// It exits with 2 for bad flags, a bad configuration or a command that means nothing, and with 1 for everything else.
 package main

@@ -21,7 +21,7 @@ import (
 )
 
 // errUsage marks what the caller has to correct; it ends the program with 2.
-var errUsage = errors.New("bad flags or configuration")
+var errUsage = errors.New("bad usage")
 
 func main() {
 	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)

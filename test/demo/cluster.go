@@ -198,7 +198,7 @@ The cluster stays. Try:
   kubectl describe node n1
   kubectl exec -n cohdi-system ds/cohdi-agent -- cohdi-agent status --all
   kubectl logs -n cohdi-system -l app.kubernetes.io/name=cohdi-agent --prefix
-  cohdi-sim ctl status
+  cohdi-sim ctl status       # and cohdi-sim ctl --help
   make cluster-down          # takes it down
 `, d.cluster.AdminConfig(), d.cluster.Bin, namespace)
 }

@@ -118,6 +118,28 @@ func (c *Client) Token(ctx context.Context, t TokenChange) error {
 	return c.call(ctx, http.MethodPost, "/token", t, nil)
 }
 
+// Jobs lists those of a CDIM, oldest first.
+func (c *Client) Jobs(ctx context.Context) ([]Job, error) {
+	var out []Job
+	err := c.call(ctx, http.MethodGet, "/job", nil, &out)
+	return out, err
+}
+
+// ChangeJob resumes or cancels a job of a CDIM, as an operator would.
+func (c *Client) ChangeJob(ctx context.Context, id string, change JobChange) error {
+	return c.call(ctx, http.MethodPost, "/job/"+url.PathEscape(id), change, nil)
+}
+
+// LoseWorker makes the worker of a CDIM's running job vanish.
+func (c *Client) LoseWorker(ctx context.Context) error {
+	return c.call(ctx, http.MethodPost, "/loseWorker", nil, nil)
+}
+
+// ForgetTasks makes all tasks of a Redfish service vanish. What they do goes on.
+func (c *Client) ForgetTasks(ctx context.Context) error {
+	return c.call(ctx, http.MethodPost, "/forgetTasks", nil, nil)
+}
+
 // Attach gives a certain device to a machine, as a person at the fabric manager would. It blocks for the attach delay.
 func (c *Client) Attach(ctx context.Context, machine, device string) error {
 	return c.call(ctx, http.MethodPost, "/attach", AttachRequest{Machine: machine, Device: device}, nil)
@@ -128,7 +150,7 @@ func (c *Client) Detach(ctx context.Context, device string) error {
 	return c.call(ctx, http.MethodPost, "/detach", DetachRequest{Device: device}, nil)
 }
 
-// Raw sends one request and returns the body; `cohdi-sim ctl` is made of it.
+// Raw sends one request and returns the body.
 func (c *Client) Raw(ctx context.Context, method, path string, body []byte) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, method, c.base+path, bytes.NewReader(body))
 	if err != nil {

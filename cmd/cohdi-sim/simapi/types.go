@@ -196,7 +196,7 @@ type Fault struct {
 	// Name shows in the request log; one is made up where it is empty.
 	Name string `json:"name,omitempty"`
 	// Match
-	Face   string `json:"face,omitempty"`   // fm, cm, idm, cdim (layout-apply and configuration-manager), redfish, or hw (below CDIM and Redfish); empty is all
+	Face   string `json:"face,omitempty"`   // one of Faces; empty is all
 	Method string `json:"method,omitempty"` // empty is all
 	Path   string `json:"path,omitempty"`   // a regular expression, searched in the path
 	Body   string `json:"body,omitempty"`   // a substring of the body
@@ -211,6 +211,19 @@ type Fault struct {
 	Delay       Duration          `json:"delay,omitempty"`       // slow: before the first byte, then again spread over the body
 	Effect      bool              `json:"effect,omitempty"`      // hang: do the work, then never answer
 	Items       int               `json:"items,omitempty"`       // partial: how many devices are really attached
+}
+
+// Faces are those whose requests are in the log and can be hit by faults: the managers, the id_manager and Keycloak (idm), and
+// what is below a CDIM and a Redfish service (hw) and below a Sunfish service (agent).
+func Faces() []string {
+	return []string{"fm", "cm", "cdim", "redfish", "sunfish", "idm", "hw", "agent"}
+}
+
+// FaultActions are all of those below.
+func FaultActions() []string {
+	return []string{
+		ActionStatus, ActionStatusAfterEffect, ActionDropBefore, ActionDropAfter, ActionHang, ActionSlow, ActionReset, ActionDup, ActionPartial,
+	}
 }
 
 // Actions of a fault rule.
@@ -254,6 +267,11 @@ type DeviceChange struct {
 	Tenant string `json:"tenant,omitempty"`
 }
 
+// DeviceActions are all of those below.
+func DeviceActions() []string {
+	return []string{DeviceVanish, DeviceReturn, DeviceSteal, DeviceFree, DeviceBuildIn, DeviceLinkDown, DeviceLinkUp}
+}
+
 // Actions on a device.
 const (
 	// DeviceVanish: the device is gone from node and inventory at once, as if pulled out.
@@ -286,6 +304,30 @@ type TokenChange struct {
 	RevokeAll bool      `json:"revokeAll,omitempty"`
 	Lifetime  *Duration `json:"lifetime,omitempty"`
 }
+
+// Job is one of a CDIM's.
+type Job struct {
+	ID             string `json:"id"`
+	Status         string `json:"status"`
+	RollbackStatus string `json:"rollbackStatus,omitempty"`
+	StartedAt      string `json:"startedAt"`
+	// Lost: nobody works on it any more.
+	Lost bool `json:"lost,omitempty"`
+}
+
+// JobChange is the body of POST /job/{id}: what an operator does to a job.
+type JobChange struct {
+	// Action is resume or cancel.
+	Action string `json:"action"`
+	// Rollback undoes what a cancelled job has done.
+	Rollback bool `json:"rollback,omitempty"`
+}
+
+// Actions on a job.
+const (
+	JobResume = "resume"
+	JobCancel = "cancel"
+)
 
 // AttachRequest is the body of POST /attach: a person attaches behind the agent's back.
 type AttachRequest struct {

@@ -5,7 +5,11 @@ package cdim
 import (
 	"crypto/rand"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
 	"slices"
 	"time"
 
@@ -338,6 +342,36 @@ func (f *Face) LoseWorker() error {
 		}
 	}
 	return fmt.Errorf("lose the worker of a job that runs: %w", core.ErrNotFound)
+}
+
+// Jobs lists all jobs, the oldest first.
+func (f *Face) Jobs() []simapi.Job {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	out := []simapi.Job{}
+	for _, j := range f.jobs {
+		out = append(out, simapi.Job{ID: j.ID, Status: j.Status, RollbackStatus: j.RollbackStatus, StartedAt: j.StartedAt, Lost: j.lost})
+	}
+	return out
+}
+
+// ChangeJob is what an operator does to a job: the call that he makes, past faults and tokens.
+func (f *Face) ChangeJob(id string, change simapi.JobChange) error {
+	query := url.Values{"action": {change.Action}}
+	if change.Rollback {
+		query.Set("rollbackOnCancel", "true")
+	}
+	rec := httptest.NewRecorder()
+	f.Handler().ServeHTTP(rec, httptest.NewRequestWithContext(f.ctx, http.MethodPut, api+"/layout-apply/"+url.PathEscape(id)+"?"+query.Encode(), nil))
+	if rec.Code/100 == 2 {
+		return nil
+	}
+	kind := map[int]error{http.StatusNotFound: core.ErrNotFound, http.StatusConflict: core.ErrInUse}[rec.Code]
+	var said codeBody
+	if err := json.Unmarshal(rec.Body.Bytes(), &said); err != nil || kind == nil {
+		return fmt.Errorf("%s job %s: %s", change.Action, id, rec.Body)
+	}
+	return fmt.Errorf("%s job %s: %w: %s", change.Action, id, kind, said.Message)
 }
 
 // patient: whatever the hardware refuses is left to a person.

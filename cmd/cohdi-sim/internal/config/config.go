@@ -329,6 +329,33 @@ func policyOptions(p *simapi.Policies) []option {
 	}
 }
 
+// Policy is one of Policies by its name, such as cm.count.
+type Policy struct {
+	Name, Value string
+	// Accepted are the values that mean something, the default first.
+	Accepted []string
+}
+
+// ListPolicies lists all policies.
+func ListPolicies(p simapi.Policies) []Policy {
+	var out []Policy
+	for _, o := range policyOptions(&p) {
+		out = append(out, Policy{o.name, *o.value, o.accepted})
+	}
+	return out
+}
+
+// SetPolicy sets the policy of that name.
+func SetPolicy(p *simapi.Policies, name, value string) error {
+	for _, o := range policyOptions(p) {
+		if o.name == name {
+			*o.value = value
+			return CheckPolicies(*p)
+		}
+	}
+	return fmt.Errorf("policies.%s: there is no such policy", name)
+}
+
 // CheckPolicies refuses values that mean nothing; empty ones pass.
 func CheckPolicies(p simapi.Policies) error {
 	for _, o := range policyOptions(&p) {

@@ -32,10 +32,23 @@ type API struct {
 	// Ready tells whether all faces serve; HostRoot is the directory of a machine's host root.
 	Ready    func() bool
 	HostRoot func(machine string) string
-	// LoseWorker makes the worker of a CDIM's running job vanish; nil where no CDIM is served.
-	LoseWorker func() error
-	// EndSessions ends the sessions of a Redfish service; nil where none is served.
-	EndSessions func()
+	// Jobs are a CDIM's; nil where none is served.
+	Jobs Jobs
+	// Sessions are a Redfish service's; nil where none is served.
+	Sessions Sessions
+}
+
+// Jobs are what a person can do with the jobs of a CDIM, and what a crash does.
+type Jobs interface {
+	Jobs() []simapi.Job
+	ChangeJob(id string, change simapi.JobChange) error
+	LoseWorker() error
+}
+
+// Sessions are what a Redfish service forgets when it restarts.
+type Sessions interface {
+	EndSessions()
+	ForgetTasks()
 }
 
 // Handler is the API.
@@ -57,7 +70,10 @@ func (a *API) Handler() http.Handler {
 		"POST /token":          a.token,
 		"POST /attach":         a.attach,
 		"POST /detach":         a.detach,
+		"GET /job":             a.jobs,
+		"POST /job/{id}":       a.job,
 		"POST /loseWorker":     a.loseWorker,
+		"POST /forgetTasks":    a.forgetTasks,
 	} {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 			out, err := h(r)
@@ -118,11 +134,39 @@ func statusOf(err error) int {
 	return http.StatusInternalServerError
 }
 
-func (a *API) loseWorker(*http.Request) (any, error) {
-	if a.LoseWorker == nil {
-		return nil, badRequest{errors.New("no CDIM is served")}
+var errNoCDIM = badRequest{errors.New("no CDIM is served")}
+
+func (a *API) jobs(*http.Request) (any, error) {
+	if a.Jobs == nil {
+		return nil, errNoCDIM
 	}
-	return nil, a.LoseWorker()
+	return a.Jobs.Jobs(), nil
+}
+
+func (a *API) job(r *http.Request) (any, error) {
+	change, err := decode[simapi.JobChange](r)
+	if err != nil {
+		return nil, err
+	}
+	if a.Jobs == nil {
+		return nil, errNoCDIM
+	}
+	return nil, refused(a.Jobs.ChangeJob(r.PathValue("id"), change))
+}
+
+func (a *API) loseWorker(*http.Request) (any, error) {
+	if a.Jobs == nil {
+		return nil, errNoCDIM
+	}
+	return nil, a.Jobs.LoseWorker()
+}
+
+func (a *API) forgetTasks(*http.Request) (any, error) {
+	if a.Sessions == nil {
+		return nil, badRequest{errors.New("no Redfish service is served")}
+	}
+	a.Sessions.ForgetTasks()
+	return nil, nil //nolint:nilnil // an empty answer
 }
 
 func (a *API) ready(*http.Request) (any, error) {
@@ -209,8 +253,8 @@ func (a *API) token(r *http.Request) (any, error) {
 	}
 	if t.RevokeAll {
 		a.Tokens.RevokeAll()
-		if a.EndSessions != nil {
-			a.EndSessions()
+		if a.Sessions != nil {
+			a.Sessions.EndSessions()
 		}
 	}
 	return nil, nil //nolint:nilnil // an empty answer

@@ -49,12 +49,12 @@ func New(clk clock.WithTicker) *Injector { return &Injector{clk: clk} }
 
 // Add checks a rule and puts it behind those that are there; of several that match, the first one acts.
 func (i *Injector) Add(f simapi.Fault) (simapi.FaultState, error) {
-	actions := []string{
-		simapi.ActionStatus, simapi.ActionStatusAfterEffect, simapi.ActionDropBefore, simapi.ActionDropAfter, simapi.ActionHang,
-		simapi.ActionSlow, simapi.ActionReset, simapi.ActionDup, simapi.ActionPartial,
-	}
+	actions := simapi.FaultActions()
 	if !slices.Contains(actions, f.Action) {
 		return simapi.FaultState{}, fmt.Errorf("action %q is none of %s", f.Action, strings.Join(actions, ", "))
+	}
+	if f.Face != "" && !slices.Contains(simapi.Faces(), f.Face) {
+		return simapi.FaultState{}, fmt.Errorf("face %q is none of %s", f.Face, strings.Join(simapi.Faces(), ", "))
 	}
 	needsStatus := f.Action == simapi.ActionStatus || f.Action == simapi.ActionStatusAfterEffect
 	if needsStatus && (f.Status < 200 || f.Status > 599) {

@@ -288,10 +288,10 @@ func (s *Simulator) Run(ctx context.Context) error {
 	faces := s.faces()
 	api := &control.API{Core: s.core, Faults: s.faults, Tokens: s.tokens, Ready: s.serving.Load, HostRoot: s.hostRoot}
 	if s.cdim != nil {
-		api.LoseWorker = s.cdim.LoseWorker
+		api.Jobs = s.cdim
 	}
 	if s.redfish != nil {
-		api.EndSessions = s.redfish.EndSessions
+		api.Sessions = s.redfish
 	}
 	servers := []server{{s.fm, faces}, {s.control, api.Handler()}}
 	if s.gateway != nil {
