@@ -3,13 +3,10 @@
 package cdim
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
-	"io/fs"
 	"net/http"
-	"os"
 	"sync"
 	"time"
 
@@ -19,6 +16,8 @@ import (
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/core"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/fault"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/idm"
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/loopback"
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/statefile"
 )
 
 const (
@@ -35,8 +34,8 @@ type Face struct {
 	clk     clock.WithTicker
 	dialect string
 	path    string
-	hw      http.Handler
-	timeout time.Duration
+	hw      loopback.Client
+	lag     *core.Lag
 	log     klog.Logger
 
 	ctx  context.Context //nolint:containedctx // the life of the jobs, which outlive the requests that start them
@@ -46,7 +45,6 @@ type Face struct {
 	mu        sync.Mutex
 	jobs      []*job // the oldest first
 	withdrawn map[string]bool
-	held      map[string]hold
 }
 
 // Options are what New needs.
@@ -65,14 +63,13 @@ type Options struct {
 // New puts the face in front of a core and takes over the jobs of a former run. It lives until Close.
 func New(ctx context.Context, o Options) (*Face, error) {
 	f := &Face{
-		core: o.Core, clk: o.Clock, dialect: o.Dialect, path: o.StatePath, timeout: o.HardwareTimeout, log: klog.FromContext(ctx),
-		withdrawn: map[string]bool{}, held: map[string]hold{},
-	}
-	if f.timeout == 0 {
-		f.timeout = defaultHardwareTimeout
+		core: o.Core, clk: o.Clock, dialect: o.Dialect, path: o.StatePath, lag: o.Core.NewLag(), log: klog.FromContext(ctx),
+		withdrawn: map[string]bool{},
 	}
 	f.ctx, f.stop = context.WithCancel(context.WithoutCancel(ctx))
-	f.hw = o.Faults.Wrap("hw", f.hardware())
+	f.hw = loopback.Client{
+		Handler: o.Faults.Wrap("hw", f.hardware()), Clock: o.Clock, Timeout: cmp.Or(o.HardwareTimeout, defaultHardwareTimeout), Work: &f.work,
+	}
 	return f, f.load()
 }
 
@@ -145,41 +142,17 @@ type saved struct {
 }
 
 func (f *Face) saveLocked() error {
-	if f.path == "" {
-		return nil
-	}
 	s := saved{Withdrawn: f.withdrawn}
 	for _, j := range f.jobs {
 		s.Jobs = append(s.Jobs, j.jobBody)
 	}
-	data, err := json.Marshal(s)
-	if err != nil {
-		return fmt.Errorf("encode jobs: %w", err)
-	}
-	next := f.path + ".next"
-	if err := os.WriteFile(next, data, 0o600); err != nil {
-		return fmt.Errorf("save jobs: %w", err)
-	}
-	if err := os.Rename(next, f.path); err != nil {
-		return fmt.Errorf("save jobs: %w", err)
-	}
-	return nil
+	return statefile.Save(f.path, s)
 }
 
 func (f *Face) load() error {
-	if f.path == "" {
-		return nil
-	}
-	data, err := os.ReadFile(f.path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("read jobs: %w", err)
-	}
-	var s saved
-	if err := json.Unmarshal(data, &s); err != nil {
-		return fmt.Errorf("read jobs %s (remove the file to start afresh): %w", f.path, err)
+	s := saved{Withdrawn: f.withdrawn}
+	if _, err := statefile.Load(f.path, &s); err != nil {
+		return err
 	}
 	for _, body := range s.Jobs {
 		f.jobs = append(f.jobs, &job{jobBody: body, lost: body.busy()})

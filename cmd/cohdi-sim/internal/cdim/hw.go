@@ -3,17 +3,16 @@
 package cdim
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"time"
 
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/core"
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/loopback"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/simapi"
 )
 
@@ -74,19 +73,19 @@ func (f *Face) connect(ctx context.Context, d simapi.Device, m simapi.Machine) e
 	if d.Phase == simapi.PhaseAttached {
 		return nil
 	}
-	f.keep(d.ResUUID, "")
-	defer f.release(d.ResUUID)
-	_, err := f.core.Attach(ctx, core.AttachRequest{Machine: m.Name, Specs: []core.Spec{{Device: d.ResUUID, Count: 1}}, Caller: caller, Limit: -1})
-	return err
+	return f.lag.Change(d.ID, "", func() error {
+		_, err := f.core.Attach(ctx, core.AttachRequest{Machine: m.Name, Specs: []core.Spec{{Device: d.ResUUID, Count: 1}}, Caller: caller, Limit: -1})
+		return err
+	})
 }
 
 func (f *Face) disconnect(ctx context.Context, d simapi.Device, m simapi.Machine) error {
 	if d.Phase == simapi.PhaseFree {
 		return nil
 	}
-	f.keep(d.ResUUID, m.Name)
-	defer f.release(d.ResUUID)
-	return f.core.Detach(ctx, core.DetachRequest{Machine: m.Name, Device: d.ResUUID, Caller: caller})
+	return f.lag.Change(d.ID, m.Name, func() error {
+		return f.core.Detach(ctx, core.DetachRequest{Machine: m.Name, Device: d.ResUUID, Caller: caller})
+	})
 }
 
 func (f *Face) answer(w http.ResponseWriter, action string, err error) {
@@ -158,39 +157,20 @@ func (f *Face) sleep(d time.Duration) bool {
 	}
 }
 
-// ask makes the call within this process, with its time limit. What breaks it off has a code of layout-apply's own.
+// ask makes the call. What breaks it off has a code of layout-apply's own.
 func (f *Face) ask(path string, body map[string]any) (status int, answer json.RawMessage) {
 	data, err := json.Marshal(body)
 	if err != nil {
 		panic(err) // strings only
 	}
-	ctx, cancel := context.WithCancel(f.ctx)
-	defer cancel()
-	r := httptest.NewRequestWithContext(ctx, http.MethodPut, "http://hw-control"+path, bytes.NewReader(data))
-	ended := make(chan *httptest.ResponseRecorder, 1)
-	f.work.Go(func() {
-		rec := httptest.NewRecorder()
-		defer func() {
-			if recover() != nil { // the connection broke
-				rec = nil
-			}
-			ended <- rec
-		}()
-		f.hw.ServeHTTP(rec, r)
-	})
-	t := f.clk.NewTimer(f.timeout)
-	defer t.Stop()
-	select {
-	case rec := <-ended:
-		if rec == nil {
-			return http.StatusBadGateway, own(codeConnect, "Could not connect to server.")
-		}
-		return rec.Code, rec.Body.Bytes()
-	case <-t.C():
+	rec, err := f.hw.Ask(f.ctx, http.MethodPut, "http://hw-control"+path, data)
+	switch {
+	case errors.Is(err, loopback.ErrTimeout):
 		return http.StatusGatewayTimeout, own(codeTimeout, "Timeout: Could not connect to server.")
-	case <-f.ctx.Done():
-		return http.StatusBadGateway, own(codeConnect, "stopped")
+	case err != nil:
+		return http.StatusBadGateway, own(codeConnect, "Could not connect to server.")
 	}
+	return rec.Code, rec.Body.Bytes()
 }
 
 func own(code, message string) json.RawMessage {

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/simapi"
 )
@@ -41,30 +40,6 @@ func derived(kind, id string) string {
 func sourceOf(m simapi.Machine) string      { return derived("source", m.UUID) }
 func destinationOf(m simapi.Machine) string { return derived("destination", m.UUID) }
 
-// hold keeps an old link in sight after it has changed.
-type hold struct {
-	machine string // name, "" is none
-	until   time.Time
-}
-
-// keep shows a device as it is now until the inventory has caught up with a change that begins.
-func (f *Face) keep(device, machine string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.held[device] = hold{machine: machine, until: f.clk.Now().Add(1000 * time.Hour)}
-}
-
-// release lets the inventory catch up when the stale delay is over.
-func (f *Face) release(device string) {
-	stale := time.Duration(*f.core.State().Timing.StaleDelay)
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if h, ok := f.held[device]; ok {
-		h.until = f.clk.Now().Add(stale)
-		f.held[device] = h
-	}
-}
-
 // view is the inventory at one moment, by ascending id.
 type view struct {
 	all   []resource
@@ -76,20 +51,13 @@ func (f *Face) look() view {
 	s := f.core.State()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	now := f.clk.Now()
 	on := map[string][]simapi.Device{}
 	var gpus []resource
 	for _, d := range s.Devices {
 		if d.BuiltIn {
 			continue
 		}
-		machine := ""
-		if d.Phase == simapi.PhaseAttached || d.Phase == simapi.PhaseDetaching {
-			machine = d.Machine
-		}
-		if h, held := f.held[d.ResUUID]; held && now.Before(h.until) {
-			machine = h.machine
-		}
+		machine := f.lag.On(d)
 		on[machine] = append(on[machine], d)
 		i := slices.IndexFunc(s.Machines, func(m simapi.Machine) bool { return m.Name == machine })
 		if i < 0 {
@@ -369,9 +337,7 @@ func (f *Face) listGroups(w http.ResponseWriter, _ *http.Request) {
 
 // refresh is the collector's delivery: reads show the core at once.
 func (f *Face) refresh(w http.ResponseWriter, _ *http.Request) {
-	f.mu.Lock()
-	clear(f.held)
-	f.mu.Unlock()
+	f.lag.CatchUp()
 	ids := []string{}
 	for _, r := range f.look().all {
 		ids = append(ids, r.Device.ID)

@@ -34,7 +34,7 @@ func (f *Face) post(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusConflict, code, message)
 		return
 	}
-	j, err := f.beginLocked(list) //nolint:contextcheck // a job outlives the request that starts it
+	j, err := f.beginLocked(list)
 	if err != nil {
 		refuse(w, http.StatusInternalServerError, "E40019", err.Error())
 		return
@@ -82,7 +82,7 @@ func (f *Face) put(w http.ResponseWriter, r *http.Request) {
 	case "cancel":
 		f.with(w, r, func(j *job) { f.cancelLocked(w, j, back) })
 	case "resume":
-		f.with(w, r, func(j *job) { f.resumeLocked(w, j) }) //nolint:contextcheck // a job outlives the request that starts it
+		f.with(w, r, func(j *job) { f.resumeLocked(w, j) })
 	default:
 		refuse(w, http.StatusBadRequest, codeRequest, fmt.Sprintf("'%s' is not one of ['cancel', 'resume']", action))
 	}

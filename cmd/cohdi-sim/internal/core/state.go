@@ -3,14 +3,10 @@
 package core
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
-	"os"
-	"path/filepath"
 
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/statefile"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/simapi"
 )
 
@@ -27,49 +23,14 @@ type saved struct {
 // commitLocked checks the invariants and makes the state durable.
 func (c *Core) commitLocked() error {
 	c.checkLocked()
-	if c.path == "" {
-		return nil
-	}
-	data, err := json.Marshal(saved{c.devices, c.machines, c.operations, c.lastOp, c.lastSeq, c.violations})
-	if err != nil {
-		return fmt.Errorf("encode chassis state: %w", err)
-	}
-	return replace(c.path, data)
-}
-
-// replace survives the end of this process, and not that of the machine: an fsync would cost an attach tens of
-// milliseconds, which no manager of a real fabric takes for that.
-func replace(path string, data []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), ".state-*")
-	if err != nil {
-		return fmt.Errorf("save chassis state: %w", err)
-	}
-	_, err = f.Write(data)
-	err = errors.Join(err, f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		return fmt.Errorf("save chassis state: %w", errors.Join(err, os.Remove(f.Name())))
-	}
-	return nil
+	return statefile.Save(c.path, saved{c.devices, c.machines, c.operations, c.lastOp, c.lastSeq, c.violations})
 }
 
 // load takes over what a former run left; fresh is true where there was none.
 func (c *Core) load() (fresh bool, err error) {
-	if c.path == "" {
-		return true, nil
-	}
-	data, err := os.ReadFile(c.path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return true, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("read chassis state: %w", err)
-	}
 	var s saved
-	if err := json.Unmarshal(data, &s); err != nil {
-		return false, fmt.Errorf("read chassis state %s (remove the file to start afresh): %w", c.path, err)
+	if fresh, err = statefile.Load(c.path, &s); fresh || err != nil {
+		return fresh, err
 	}
 	c.lastOp, c.lastSeq, c.violations, c.operations = s.LastOp, s.LastSeq, s.Violations, s.Operations
 	for _, old := range s.Machines {

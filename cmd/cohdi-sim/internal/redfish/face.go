@@ -3,6 +3,7 @@
 package redfish
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -21,6 +22,7 @@ import (
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/config"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/core"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/fault"
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/loopback"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/simapi"
 )
 
@@ -38,8 +40,7 @@ type Face struct {
 	clk     clock.WithTicker
 	cfg     config.Redfish
 	cred    config.Credentials
-	hw      http.Handler
-	timeout time.Duration
+	hw      loopback.Client
 	log     klog.Logger
 	fabrics []config.Fabric
 
@@ -76,17 +77,17 @@ type Options struct {
 // New puts the face in front of a core. It lives until Close.
 func New(ctx context.Context, o Options) *Face {
 	f := &Face{
-		core: o.Core, clk: o.Clock, cfg: o.Config.Redfish, cred: o.Config.Credentials, fabrics: o.Config.Fabrics, timeout: o.HardwareTimeout,
+		core: o.Core, clk: o.Clock, cfg: o.Config.Redfish, cred: o.Config.Credentials, fabrics: o.Config.Fabrics,
 		log: klog.FromContext(ctx), sessions: map[string]*session{}, reserved: map[string]bool{},
 	}
 	if f.cfg.URIs == config.URIsRandom {
 		f.salt = strconv.FormatUint(o.Config.Seed, 10)
 	}
-	if f.timeout == 0 {
-		f.timeout = defaultHardwareTimeout
-	}
 	f.ctx, f.stop = context.WithCancel(context.WithoutCancel(ctx))
-	f.hw = o.Faults.Wrap("hw", http.HandlerFunc(f.hardware))
+	f.hw = loopback.Client{
+		Handler: o.Faults.Wrap("hw", http.HandlerFunc(f.hardware)), Clock: o.Clock,
+		Timeout: cmp.Or(o.HardwareTimeout, defaultHardwareTimeout), Work: &f.work,
+	}
 	return f
 }
 

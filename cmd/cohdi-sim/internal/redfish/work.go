@@ -3,11 +3,9 @@
 package redfish
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"net/http"
-	"net/http/httptest"
 	"net/url"
 	"slices"
 	"strconv"
@@ -86,7 +84,7 @@ func (f *Face) beginLocked(r *http.Request, jobs []job, m simapi.Machine) answer
 	pending := f.pendingLocked(t)
 	f.mu.Unlock()
 	f.tell(jobs)
-	f.work.Go(func() { f.perform(t, mine) }) //nolint:contextcheck // work outlives the request that starts it
+	f.work.Go(func() { f.perform(t, mine) })
 	policy := f.policies().Work
 	if policy == "task202" || policy == "task200" || policy == "bare202" {
 		return pending
@@ -164,42 +162,20 @@ func (f *Face) perform(t *task, jobs []*job) {
 	f.tell(plain)
 }
 
-// askHardware makes one call within this process, with its time limit.
+// askHardware makes one call.
 func (f *Face) askHardware(j job) *refusal {
-	ctx, cancel := context.WithCancel(f.ctx)
-	defer cancel()
 	method := http.MethodDelete
 	if j.attach {
 		method = http.MethodPut
 	}
-	path := "http://hardware/" + url.PathEscape(j.machine) + "/" + url.PathEscape(j.device)
-	r := httptest.NewRequestWithContext(ctx, method, path, nil)
-	ended := make(chan *httptest.ResponseRecorder, 1)
-	f.work.Go(func() {
-		rec := httptest.NewRecorder()
-		defer func() {
-			if recover() != nil { // the connection broke
-				rec = nil
-			}
-			ended <- rec
-		}()
-		f.hw.ServeHTTP(rec, r)
-	})
-	timer := f.clk.NewTimer(f.timeout)
-	defer timer.Stop()
-	select {
-	case rec := <-ended:
-		switch {
-		case rec == nil:
-		case rec.Code == http.StatusOK:
-			return nil
-		case rec.Code == http.StatusServiceUnavailable:
-			return refuse(http.StatusServiceUnavailable, keySuspended, "the hardware is to be seen to: %s", rec.Body)
-		case rec.Code/100 == 4:
-			return refuse(http.StatusConflict, "ResourceBlockInUse", "the hardware refuses it: %s", rec.Body)
-		}
-	case <-timer.C():
-	case <-f.ctx.Done():
+	rec, err := f.hw.Ask(f.ctx, method, "http://hardware/"+url.PathEscape(j.machine)+"/"+url.PathEscape(j.device), nil)
+	switch {
+	case err == nil && rec.Code == http.StatusOK:
+		return nil
+	case err == nil && rec.Code == http.StatusServiceUnavailable:
+		return refuse(http.StatusServiceUnavailable, keySuspended, "the hardware is to be seen to: %s", rec.Body)
+	case err == nil && rec.Code/100 == 4:
+		return refuse(http.StatusConflict, "ResourceBlockInUse", "the hardware refuses it: %s", rec.Body)
 	}
 	return refuse(http.StatusInternalServerError, "InternalError", "the hardware did not answer")
 }

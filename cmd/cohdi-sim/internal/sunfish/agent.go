@@ -30,7 +30,7 @@ func (f *Face) serveAgent(w http.ResponseWriter, r *http.Request) {
 	case r.Method == http.MethodPost && path.Base(at) == "Connections":
 		f.join(w, r, at, body)
 	case r.Method == http.MethodDelete && path.Base(path.Dir(at)) == "Connections":
-		f.part(w, r, at)
+		f.part(r.Context(), w, at)
 	default:
 		say(w, http.StatusMethodNotAllowed, "the agent does not do that")
 	}
@@ -94,19 +94,19 @@ func (f *Face) join(w http.ResponseWriter, r *http.Request, at string, body []by
 }
 
 func (f *Face) attach(ctx context.Context, m simapi.Machine, d simapi.Device) error {
-	f.keep(d.ID, "")
-	defer f.release(d.ID)
-	got, err := f.core.Attach(ctx, core.AttachRequest{
-		Machine: m.Name, Specs: []core.Spec{{Device: d.ResUUID, Count: 1}}, Caller: caller, Limit: fault.Limit(ctx),
+	return f.lag.Change(d.ID, "", func() error {
+		got, err := f.core.Attach(ctx, core.AttachRequest{
+			Machine: m.Name, Specs: []core.Spec{{Device: d.ResUUID, Count: 1}}, Caller: caller, Limit: fault.Limit(ctx),
+		})
+		if err == nil && len(got) == 0 {
+			return core.ErrNotFound
+		}
+		return err
 	})
-	if err == nil && len(got) == 0 {
-		return core.ErrNotFound
-	}
-	return err
 }
 
 // part ends a Connection. One that the agent does not have is ended already.
-func (f *Face) part(w http.ResponseWriter, r *http.Request, at string) {
+func (f *Face) part(ctx context.Context, w http.ResponseWriter, at string) {
 	f.mu.Lock()
 	mine, ok := f.wires[at]
 	if !ok || mine.busy {
@@ -120,9 +120,9 @@ func (f *Face) part(w http.ResponseWriter, r *http.Request, at string) {
 	f.mu.Unlock()
 	var err error
 	if mine.Has {
-		f.keep(mine.Device, mine.Machine)
-		err = f.core.Detach(r.Context(), core.DetachRequest{Machine: mine.Machine, Device: mine.Device, Caller: caller})
-		f.release(mine.Device)
+		err = f.lag.Change(mine.Device, mine.Machine, func() error {
+			return f.core.Detach(ctx, core.DetachRequest{Machine: mine.Machine, Device: mine.Device, Caller: caller})
+		})
 		if errors.Is(err, core.ErrNotFound) {
 			err = nil // somebody has taken it away
 		}

@@ -3,17 +3,14 @@
 package sunfish
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"maps"
 	"net/http"
-	"net/http/httptest"
-	"os"
 	"path"
 	"strings"
 	"sync"
@@ -24,7 +21,8 @@ import (
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/config"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/core"
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/fault"
-	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/simapi"
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/loopback"
+	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/statefile"
 )
 
 const (
@@ -51,8 +49,8 @@ type Face struct {
 	clk     clock.WithTicker
 	fabrics []config.Fabric
 	path    string
-	agent   http.Handler
-	timeout time.Duration
+	agent   loopback.Client
+	lag     *core.Lag
 
 	ctx  context.Context //nolint:containedctx // the life of what the agent does, which outlives the requests
 	stop context.CancelFunc
@@ -63,7 +61,6 @@ type Face struct {
 	copies map[string]object
 	// wires are the agent's own Connections, by path.
 	wires map[string]*wire
-	held  map[string]hold
 }
 
 // wire is a Connection as the agent has it. It has the device if it was the first.
@@ -89,14 +86,14 @@ type Options struct {
 // New puts the face in front of a core and takes over what a former run kept. It lives until Close.
 func New(ctx context.Context, o Options) (*Face, error) {
 	f := &Face{
-		core: o.Core, clk: o.Clock, fabrics: o.Fabrics, path: o.StatePath, timeout: o.AgentTimeout,
-		copies: map[string]object{}, wires: map[string]*wire{}, held: map[string]hold{},
-	}
-	if f.timeout == 0 {
-		f.timeout = defaultAgentTimeout
+		core: o.Core, clk: o.Clock, fabrics: o.Fabrics, path: o.StatePath, lag: o.Core.NewLag(),
+		copies: map[string]object{}, wires: map[string]*wire{},
 	}
 	f.ctx, f.stop = context.WithCancel(context.WithoutCancel(ctx))
-	f.agent = o.Faults.Wrap("agent", http.HandlerFunc(f.serveAgent))
+	f.agent = loopback.Client{
+		Handler: o.Faults.Wrap("agent", http.HandlerFunc(f.serveAgent)), Clock: o.Clock,
+		Timeout: cmp.Or(o.AgentTimeout, defaultAgentTimeout), Work: &f.work,
+	}
 	return f, f.load()
 }
 
@@ -125,7 +122,7 @@ func (f *Face) Handler() http.Handler {
 		case at != base && !strings.HasPrefix(at, base+"/"):
 			say(w, http.StatusNotFound, "Not found")
 		default:
-			f.serve(w, r, at, body) //nolint:contextcheck // what the agent does outlives the request
+			f.serve(w, r, at, body)
 		}
 	})
 }
@@ -281,37 +278,20 @@ func (f *Face) owned(at string) bool {
 	return false
 }
 
-// ask forwards to the agent within this process; 0 is no answer.
+// ask forwards to the agent; 0 is no answer.
 func (f *Face) ask(method, at string, o object) int {
 	data, err := json.Marshal(o)
 	if err != nil {
 		panic(err) // it was JSON before
 	}
-	ctx, cancel := context.WithCancel(f.ctx)
-	defer cancel()
-	r := httptest.NewRequestWithContext(ctx, method, "http://agent"+at, bytes.NewReader(data))
-	ended := make(chan int, 1)
-	f.work.Go(func() {
-		rec := httptest.NewRecorder()
-		defer func() {
-			if recover() != nil { // the connection broke
-				ended <- 0
-				return
-			}
-			ended <- rec.Code
-		}()
-		f.agent.ServeHTTP(rec, r)
-	})
-	t := f.clk.NewTimer(f.timeout)
-	defer t.Stop()
-	select {
-	case status := <-ended:
-		return status
-	case <-t.C():
-		return 0
-	case <-f.ctx.Done():
+	rec, err := f.agent.Ask(f.ctx, method, "http://agent"+at, data)
+	switch {
+	case errors.Is(err, loopback.ErrStopped):
 		panic(http.ErrAbortHandler) // as a service that is killed
+	case err != nil:
+		return 0
 	}
+	return rec.Code
 }
 
 // reset is a test aid of the real one: the tree is as it was at the start. The agent is not asked.
@@ -332,74 +312,13 @@ type saved struct {
 	Wires  map[string]*wire  `json:"wires"`
 }
 
-func (f *Face) saveLocked() error {
-	if f.path == "" {
-		return nil
-	}
-	data, err := json.Marshal(saved{f.copies, f.wires})
-	if err != nil {
-		return fmt.Errorf("encode connections: %w", err)
-	}
-	next := f.path + ".next"
-	if err := os.WriteFile(next, data, 0o600); err != nil {
-		return fmt.Errorf("save connections: %w", err)
-	}
-	if err := os.Rename(next, f.path); err != nil {
-		return fmt.Errorf("save connections: %w", err)
-	}
-	return nil
-}
+func (f *Face) saveLocked() error { return statefile.Save(f.path, saved{f.copies, f.wires}) }
 
 func (f *Face) load() error {
-	if f.path == "" {
-		return nil
-	}
-	data, err := os.ReadFile(f.path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("read connections: %w", err)
-	}
 	s := saved{Copies: f.copies, Wires: f.wires}
-	if err := json.Unmarshal(data, &s); err != nil {
-		return fmt.Errorf("read connections %s (remove the file to start afresh): %w", f.path, err)
+	if _, err := statefile.Load(f.path, &s); err != nil {
+		return err
 	}
 	f.copies, f.wires = s.Copies, s.Wires
 	return nil
-}
-
-// hold keeps what a machine shows as it was after it has changed.
-type hold struct {
-	machine string // name, "" is none
-	until   time.Time
-}
-
-// keep shows a device as it is now until the machine has caught up with a change that begins.
-func (f *Face) keep(device, machine string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.held[device] = hold{machine: machine, until: f.clk.Now().Add(1000 * time.Hour)}
-}
-
-// release lets the machine catch up when the stale delay is over.
-func (f *Face) release(device string) {
-	stale := time.Duration(*f.core.State().Timing.StaleDelay)
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if h, ok := f.held[device]; ok {
-		h.until = f.clk.Now().Add(stale)
-		f.held[device] = h
-	}
-}
-
-// onLocked is the machine that shows a device now.
-func (f *Face) onLocked(d simapi.Device) string {
-	if h, held := f.held[d.ID]; held && f.clk.Now().Before(h.until) {
-		return h.machine
-	}
-	if d.Phase == simapi.PhaseAttached || d.Phase == simapi.PhaseDetaching {
-		return d.Machine
-	}
-	return ""
 }

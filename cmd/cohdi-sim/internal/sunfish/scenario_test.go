@@ -270,11 +270,7 @@ func TestFace_requestRepeated(t *testing.T) {
 }
 
 // catchUp lets the machines show what they have.
-func (b *bench) catchUp() {
-	b.face.mu.Lock()
-	defer b.face.mu.Unlock()
-	clear(b.face.held)
-}
+func (b *bench) catchUp() { b.face.lag.CatchUp() }
 
 // An operation that a machine does not show yet is polled, by any process; one that began nowhere is not known.
 func TestFace_polled(t *testing.T) {

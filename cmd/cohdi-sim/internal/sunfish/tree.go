@@ -139,7 +139,7 @@ func (f *Face) hostLocked(t tree, s *simapi.State, m simapi.Machine) {
 	used := map[int]bool{}
 	for i := range s.Devices {
 		d := &s.Devices[i]
-		if f.onLocked(*d) != m.Name {
+		if f.lag.On(*d) != m.Name {
 			continue
 		}
 		slot := d.Slot
