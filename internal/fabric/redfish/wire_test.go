@@ -538,6 +538,11 @@ func FuzzParsePath(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
+		if at, err := parseLocation(s); err == nil {
+			if again, err := parseLocation(at); err != nil || again != at || !strings.HasPrefix(at, "/") {
+				t.Errorf("location %q is %q the second time, %v", at, again, err)
+			}
+		}
 		p, err := parsePath(s)
 		if err != nil {
 			return
