@@ -418,17 +418,26 @@ func (l *Loop) openCalls(lease device.Lease, all []device.Lease, now time.Time) 
 }
 
 // leaving: another unit's device is being taken off the bus or the fabric, or is off the one and not yet off
-// the other. That holds others up no longer than an attach may take.
+// the other. That holds others up no longer than an attach may take, or than a call may take effect that this or a
+// former run has made.
 func (l *Loop) leaving(lease device.Lease, all []device.Lease, bus map[device.PCIAddress]bool, now time.Time) bool {
 	for _, other := range all {
 		if other.Unit == lease.Unit || other.Phase != device.Releasing {
 			continue
 		}
-		if mem := l.units[other.Unit]; mem != nil && (mem.running == attach.Remove || mem.running == attach.SendDetach) {
+		mem := l.units[other.Unit]
+		if mem != nil && (mem.running == attach.Remove || mem.running == attach.SendDetach) {
 			return true
 		}
+		if mem == nil {
+			mem = &unit{foundAt: now}
+		}
+		until := other.ChangedAt.Add(l.cfg.Settings.Deadline)
+		if at := l.cfg.Settings.EffectUntil(other.AskedAt, mem.foundAt, mem.last); at.After(until) && !mem.last.Refused() {
+			until = at
+		}
 		listed := slices.ContainsFunc(l.machine.here, func(d device.OnFabric) bool { return d.ID == other.FabricDevice })
-		if listed && !other.PCI.IsZero() && !bus[other.PCI] && now.Before(other.ChangedAt.Add(l.cfg.Settings.Deadline)) {
+		if listed && !other.PCI.IsZero() && !bus[other.PCI] && (mem.works(other) || now.Before(until)) {
 			return true
 		}
 	}

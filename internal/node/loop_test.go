@@ -994,3 +994,33 @@ func TestDetachWithoutAnAnswer(t *testing.T) {
 		})
 	}
 }
+
+// TestLeaving: a rescan would bring back what a call may take off the fabric at any moment.
+func TestLeaving(t *testing.T) {
+	name := device.Unit("a100-0")
+	unknown := &device.Fault{Class: device.FaultUnknown}
+	for _, tc := range []struct {
+		situation string
+		mem       *unit
+		want      bool
+	}{
+		{"nothing was asked", &unit{}, false},
+		{"a former run may have asked", nil, true},
+		{"found just now", &unit{foundAt: start}, true},
+		{"found long ago", &unit{foundAt: start.Add(-time.Hour)}, false},
+		{"the answer was lost", &unit{last: &attach.Result{SentAt: start.Add(-2 * time.Second), At: start.Add(-time.Second), Fault: unknown}}, true},
+		{"the answer was lost long ago", &unit{last: &attach.Result{SentAt: start.Add(-2 * time.Hour), At: start.Add(-time.Hour), Fault: unknown}}, false},
+		{"the manager works on it", &unit{last: &attach.Result{SentAt: start.Add(-2 * time.Hour), At: start.Add(-time.Hour), Work: "job-1"}}, true},
+		{"it was refused", &unit{last: &attach.Result{SentAt: start, At: start, Fault: &device.Fault{Class: device.FaultRejected}}}, false},
+	} {
+		l := newRig(1).loop(inline)
+		l.machine.here = []device.OnFabric{{ID: "d0"}}
+		if tc.mem != nil {
+			l.units[name] = tc.mem
+		}
+		all := []device.Lease{{Unit: name, Phase: device.Releasing, FabricDevice: "d0", PCI: device.PCIAddress{Bus: 0x3b}, ChangedAt: start.Add(-time.Hour)}}
+		if got := l.leaving(device.Lease{Unit: "a100-1"}, all, nil, start); got != tc.want {
+			t.Errorf("%s: leaving %v, want %v", tc.situation, got, tc.want)
+		}
+	}
+}
