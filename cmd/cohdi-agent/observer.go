@@ -136,7 +136,7 @@ func (o *observer) Stored(_ context.Context, before, after device.Lease) {
 	if after.Phase == device.Failed && before.Phase != device.Failed {
 		o.metrics.Failed("AttachFailed")
 	}
-	if before.Phase == after.Phase && before.Idle() == after.Idle() && before.HeldBy == after.HeldBy {
+	if before.Phase == after.Phase && before.Idle() == after.Idle() && before.HeldBy == after.HeldBy && before.Failure.Message == after.Failure.Message {
 		return
 	}
 	log := o.log.WithValues(said("unit", after.Unit, "phase", after.Phase, "claim", claimOf(after.Attempt),

@@ -3,6 +3,7 @@
 package attach
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -158,10 +159,7 @@ func (o *Observation) storeIntent() Decision {
 	d := o.phase(device.Attaching, "write ahead what will be asked")
 	d.Kind = StoreIntent
 	d.Lease.SetBefore, d.Lease.AskedAt, d.Lease.AcquiredAt = o.strangers(), o.Now, o.taken()
-	d.Lease.GPUsBefore = nil
-	if o.Settings.Arrival {
-		d.Lease.GPUsBefore = o.gpusHere()
-	}
+	d.Lease.GPUsBefore = o.gpusHere()
 	return d
 }
 
@@ -177,6 +175,39 @@ func (o *Observation) storeLeft() Decision {
 	d := o.store("a device that was there before was taken away meanwhile")
 	d.Lease.SetBefore = slices.DeleteFunc(slices.Clone(o.Lease.SetBefore), func(id string) bool { return !o.lists(id) })
 	return d
+}
+
+// storeArrived names the GPU of what failed, as long as it can be told: the next one that comes to this node is another.
+func (o *Observation) storeArrived() Decision {
+	at := o.suspects()[0].Address
+	d := o.store("%s is at %s, the one GPU that came since it was asked for", o.Lease.FabricDevice, at)
+	d.Lease.UUID, d.Lease.PCI = o.identity(), at
+	return d
+}
+
+// doubt is for whoever has to act.
+func (o *Observation) doubt() string {
+	return fmt.Sprintf("the fabric manager gives no GPU UUID for %s, and which GPU of this node it is cannot be told; it stays attached, out of use, "+
+		"until a person takes it away from machine %s, or the manager gives its UUID", o.Lease.FabricDevice, o.Lease.Machine)
+}
+
+func (o *Observation) tellDoubt() Decision {
+	d := o.store("%s", o.doubt())
+	d.Lease.Failure.Message = o.doubt()
+	return d
+}
+
+func (o *Observation) waitInDoubt() Decision {
+	at := make([]string, 0, len(o.Bus))
+	for _, f := range o.suspects() {
+		at = append(at, f.Address.String())
+	}
+	return o.waitUntil(o.doubtLookAt(), "%s; it may be at %s", o.doubt(), holders(at))
+}
+
+func (o *Observation) failInDoubt() Decision {
+	f := o.Lease.Failure
+	return o.fail(cmp.Or(f.Reason, "NoIdentity"), cmp.Or(f.Blame, device.BlameUnit), "%s", o.doubt())
 }
 
 func (o *Observation) storeAttached() Decision {

@@ -61,6 +61,7 @@ type world struct {
 	gone, deleting, failure, kept              bool
 	dev, asked, settled, uuid, pci, idle, note bool
 	toldHeld, late, ripe                       bool
+	blank                                      bool // the manager never says which GPU it is
 	// What is really there.
 	attached, open1 bool // on the fabric; an attach may still take effect
 	leaves1         bool // a detach may still take effect
@@ -136,6 +137,12 @@ func (w world) observe() Observation {
 	}
 	if w.listHas {
 		o.Here = []device.OnFabric{{ID: "d1", Model: model, UUID: ours}}
+	}
+	if w.blank {
+		l.GPUsBefore = []string{} // the call was prepared by this release
+		for i := range o.Here {
+			o.Here[i].UUID = ""
+		}
 	}
 	if w.fault {
 		o.Fresh, o.ListFault, o.ListTriedAt = false, &device.Fault{Class: device.FaultUnreachable}, ago(time.Minute)
@@ -460,7 +467,7 @@ func (w world) crimes(d Decision) string {
 			return "a prepared device is taken away"
 		case w.want != nobodyWants && usable && w.nvml == shown && !w.failure && w.uuid:
 			return "a usable device is taken away from its claim"
-		case d.Kind == SendDetach && w.bus != absent && (w.pci || w.nvml != hidden):
+		case d.Kind == SendDetach && w.bus != absent && (w.pci || w.nvml != hidden || w.blank):
 			return "a device is detached that is on the bus, where it can be found"
 		case d.Kind == SendDetach && w.held:
 			return "a device is detached that is open"
@@ -522,6 +529,7 @@ func reach(t *testing.T) (from map[world]world, how map[world]string) {
 	starts := []world{
 		{want: waiting, known: true},
 		{kept: true, known: true},
+		{want: waiting, known: true, blank: true},
 		{phase: phaseIndex(device.Attaching), dev: true, attached: true, bus: driven, nvml: shown, known: true},
 	}
 	from, how = map[world]world{}, map[world]string{}

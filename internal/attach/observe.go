@@ -272,14 +272,89 @@ func (o *Observation) identity() device.GPUUUID {
 	switch d := o.onFabric(); {
 	case o.Lease.UUID != "" || d == nil:
 		return o.Lease.UUID
-	case d.UUID != "" || !o.byArrival() || len(o.arrivals()) != 1 || o.uninvited():
+	case d.UUID != "":
 		return d.UUID
 	}
-	return o.arrivals()[0].UUID
+	if g := o.arrival(); g != nil {
+		return g.UUID
+	}
+	return ""
 }
 
-// byArrival: what was here when the call was prepared is known, so that what came can be told.
+// byArrival: what was here when the call was prepared is known, so that what came can be handed out.
 func (o *Observation) byArrival() bool { return o.Settings.Arrival && o.Lease.GPUsBefore != nil }
+
+// arrival is the GPU that came for the unit, nil where that cannot be told.
+func (o *Observation) arrival() *GPU {
+	if came := o.arrivals(); o.Lease.GPUsBefore != nil && len(came) == 1 && !o.uninvited() && !o.Unmatched {
+		return &came[0]
+	}
+	return nil
+}
+
+// unidentified: the manager lists the unit's device and does not say which GPU it is, and nor does the lease.
+func (o *Observation) unidentified() bool {
+	d := o.onFabric()
+	return o.Lease.UUID == "" && d != nil && d.UUID == ""
+}
+
+// knownByArrival: it is known by that alone, and nothing else on the bus may be it. What no driver has is known by its
+// address: nobody can have it open.
+func (o *Observation) knownByArrival() bool {
+	alone := o.Lease.GPUsBefore != nil && len(o.suspects()) == 1 && !o.uninvited() && !o.Unmatched
+	return o.unidentified() && alone && (o.arrival() != nil || o.suspects()[0].Driver == "")
+}
+
+// toBeNamed: it is known by its arrival, and the lease does not say so.
+func (o *Observation) toBeNamed() bool {
+	return o.knownByArrival() && (o.arrival() != nil || !o.byAddress())
+}
+
+// byAddress: the unit's device is on the bus where the lease says.
+func (o *Observation) byAddress() bool {
+	f := o.function()
+	return f != nil && f.Address == o.Lease.PCI
+}
+
+// inDoubt: the unit's device may be on the bus, and which one it is cannot be told. What this process took off the bus
+// itself was known by its address.
+func (o *Observation) inDoubt() bool {
+	return o.unidentified() && !o.byAddress() && o.Tried[Remove].At.IsZero() && len(o.suspects()) > 0 && !o.knownByArrival()
+}
+
+// unsure: the list has to say which GPU it is. In doubt it is asked seldom; that the GPU leaves the bus is seen.
+func (o *Observation) unsure() bool {
+	return o.Lease.UUID == "" && !o.Fresh && (!o.inDoubt() || !o.Now.Before(o.doubtLookAt()))
+}
+
+func (o *Observation) doubtLookAt() time.Time { return o.ListTriedAt.Add(o.Settings.RetryAfter) }
+
+// suspects are the functions on the bus that may be the unit's device: those that were not there when the call was
+// prepared and that are nobody else's.
+func (o *Observation) suspects() []Function {
+	var all []Function
+	for _, f := range o.Bus {
+		uuid := device.GPUUUID("")
+		for _, g := range o.NVML {
+			if g.Address == f.Address {
+				uuid = g.UUID
+			}
+		}
+		known := slices.Contains(o.Lease.GPUsBefore, f.Address.String()) || o.Taken[f.Address] ||
+			uuid != "" && (slices.Contains(o.Lease.GPUsBefore, string(uuid)) || o.anothers(uuid))
+		if !known {
+			all = append(all, f)
+		}
+	}
+	return all
+}
+
+// anothers: the GPU is another unit's, or another device on the manager's list.
+func (o *Observation) anothers(uuid device.GPUUUID) bool {
+	return o.Others[uuid] || slices.ContainsFunc(o.Here, func(d device.OnFabric) bool {
+		return d.UUID == uuid && d.ID != o.Lease.FabricDevice
+	})
+}
 
 // uninvited: somebody else attached a device since, which may be the GPU that came.
 func (o *Observation) uninvited() bool {
@@ -293,7 +368,7 @@ func (o *Observation) arrivals() []GPU {
 	var came []GPU
 	for _, g := range o.NVML {
 		known := slices.Contains(o.Lease.GPUsBefore, string(g.UUID)) || slices.Contains(o.Lease.GPUsBefore, g.Address.String())
-		if g.UUID != "" && !known && !o.Others[g.UUID] && o.functionAt(g.Address) != nil {
+		if g.UUID != "" && !known && !o.anothers(g.UUID) && o.functionAt(g.Address) != nil {
 			came = append(came, g)
 		}
 	}

@@ -269,14 +269,13 @@ func releasing() []rule {
 	}
 	return slices.Concat(named(), underWay(), []rule{
 		{"which one, look", func(o *Observation) bool { return o.Lease.UUID == "" && o.Lease.FabricDevice != "" && !o.Fresh }, (*Observation).list, "A release must take the right device, and the list tells its identity."},
-		{"several came", (*Observation).ambiguous, func(o *Observation) Decision {
-			return o.waitUntil(o.Now.Add(o.Settings.Hold), "which GPU of this node %s is cannot be told: one of %s; a person has to take the others away", o.Lease.FabricDevice, o.arrived())
-		}, "What is detached has to be off the bus, and the wrong one must not be taken off it."},
+		{"which one cannot be told", (*Observation).inDoubt, (*Observation).failInDoubt, "What is detached has to be off the bus, and the wrong one must not be taken off it."},
 		{"found", func(o *Observation) bool { return o.found() != nil }, func(o *Observation) Decision {
 			d := o.store("%s is at %s", o.identity(), o.found().Address) // a drained GPU is shown no more
 			d.Lease.UUID, d.Lease.PCI = o.identity(), o.found().Address
 			return d
 		}, "Where it is now is stored before it is drained, since a drained GPU is shown no more."},
+		{"known by its arrival", (*Observation).toBeNamed, (*Observation).storeArrived, "No driver has it, and it is taken off the bus before it goes back."},
 		{"wanted again, drained", onBus(func(o *Observation) bool {
 			return again(o) && o.usable(o.identity()) != nil && drained(o) && o.due(Undrain)
 		}), func(o *Observation) Decision {
@@ -365,6 +364,8 @@ func failed() []rule {
 		{"nothing came", unsettled(always), func(o *Observation) Decision {
 			return nothingComes(o.store("the call can take no effect any more"))
 		}, "What comes from now on is somebody else's, and must not be taken for the answer."},
+		{"known by its arrival, look", func(o *Observation) bool { return o.toBeNamed() && !o.Fresh && o.listDue() }, (*Observation).list, "Somebody else may have attached a device meanwhile, which may be what came."},
+		{"known by its arrival", func(o *Observation) bool { return o.toBeNamed() && o.Fresh }, (*Observation).storeArrived, "It is taken off the bus before it goes back; what comes later could not be told from it."},
 		{"not taken back yet", func(o *Observation) bool { return !o.Lease.Attempt.IsZero() }, func(o *Observation) Decision {
 			return o.wait("failed (%s); the scheduler takes the allocation back", o.Lease.Failure.Reason)
 		}, "The leader withdraws the choice before it takes the allocation back."},
@@ -375,6 +376,12 @@ func failed() []rule {
 		{"nothing to give back", func(o *Observation) bool { return o.Lease.FabricDevice == "" }, func(o *Observation) Decision {
 			return o.do(Delete, "the back-off is over and nothing is attached")
 		}, "No call is open, and none brought anything."},
+		{"which one, look", (*Observation).unsure, (*Observation).list, "A release must take the right device, and the list tells its identity."},
+		{"which one, ask the driver", func(o *Observation) bool { return o.inDoubt() && o.unlisted() != nil && o.Tried[Discover].At.IsZero() }, func(o *Observation) Decision {
+			return o.do(Discover, "%s is on the bus, and may be what goes back", o.unlisted().Address)
+		}, "What is on the bus and unknown to the driver's library may be the device that goes back."},
+		{"which one cannot be told, say so", func(o *Observation) bool { return o.inDoubt() && o.Lease.Failure.Message != o.doubt() }, (*Observation).tellDoubt, "A person has to take it away, or see to it that the manager gives its identity."},
+		{"which one cannot be told", (*Observation).inDoubt, (*Observation).waitInDoubt, "Nothing is detached that is on the bus and may be in use, and the wrong one must not be taken off it."},
 		{"goes back", always, func(o *Observation) Decision {
 			d := o.phase(device.Releasing, "the back-off is over")
 			d.Lease.Failure = o.Lease.Failure // so that nobody is given it on its way back

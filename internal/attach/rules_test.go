@@ -130,6 +130,17 @@ func arrival(before ...string) mod {
 	return func(o *Observation) { o.Settings.Arrival, o.Lease.GPUsBefore = true, append([]string{}, before...) }
 }
 
+// had: the manager gives no identity, though such managers do, and these GPUs were there before.
+func had(before ...string) mod {
+	return func(o *Observation) { o.Lease.GPUsBefore = append([]string{}, before...) }
+}
+
+func unmatched(o *Observation) { o.Unmatched = true }
+func handAttached(o *Observation) {
+	o.Here = append(o.Here, device.OnFabric{ID: "d9", Model: model})
+}
+func doubtTold(o *Observation) { o.Lease.Failure.Message = o.doubt() }
+
 func alsoSeen(o *Observation) {
 	o.Bus = append(o.Bus, Function{Address: other, Driver: "nvidia"})
 	o.NVML = append(o.NVML, GPU{Address: other, UUID: alien})
@@ -426,7 +437,7 @@ var table = map[device.Phase][]row{
 				t.Errorf("lease = %+v", d.Lease)
 			}
 		})},
-		{situation: "manager gives no identity, one came, somebody attached another", mods: with(became, here(""), func(o *Observation) { o.Here = append(o.Here, device.OnFabric{ID: "d9"}) }, bound, seen(ours), arrival(), longAgo), rule: "not on the bus", want: Rescan},
+		{situation: "manager gives no identity, one came, somebody attached another", mods: with(became, here(""), handAttached, bound, seen(ours), arrival(), longAgo), rule: "not on the bus", want: Rescan},
 		{situation: "manager gives identities, two came", mods: with(became, here(ours), bound, seen(ours), alsoSeen, arrival()), rule: "seen by all", want: Store},
 		{situation: "manager gives a serial number, nothing came yet", mods: with(became, here(""), numbered, longAgo), rule: "not on the bus", want: Rescan},
 		{situation: "manager gives a serial number that no GPU has", mods: with(became, here(""), numbered, bound, seen(ours), late), rule: "not seen, too late", want: Store, check: both(failed1("NotUsable", device.BlameNode), func(t *testing.T, d Decision) {
@@ -550,7 +561,13 @@ var table = map[device.Phase][]row{
 		{situation: "the manager works on it, back on the bus by a rescan, allocated", mods: with(works(time.Second), named1, serves(ready)), rule: "work goes on", want: Wait, wake: 2 * time.Second},
 		{situation: "work of a former run", mods: with(offBus, named1, foundBefore(time.Second)), rule: "work goes on, look", want: Poll},
 		{situation: "the manager gives no identity, one came", mods: with(anonymous, notHere, here(""), arrival()), rule: "found", want: Store},
-		{situation: "the manager gives no identity, two came", mods: with(anonymous, notHere, here(""), alsoSeen, arrival()), rule: "several came", want: Wait, wake: 30 * time.Second},
+		{situation: "the manager gives no identity, two came", mods: with(anonymous, notHere, here(""), alsoSeen, arrival()), rule: "which one cannot be told", want: Store, check: failed1("NoIdentity", device.BlameUnit)},
+		{situation: "the manager gives no identity this time, one came", mods: with(anonymous, notHere, here(""), had()), rule: "found", want: Store},
+		{situation: "the manager gives no identity this time, no driver has what came", mods: with(anonymous, notHere, here(""), unbound, unseen, had()), rule: "known by its arrival", want: Store},
+		{situation: "the manager gives no identity this time, two came", mods: with(anonymous, notHere, here(""), alsoSeen, had()), rule: "which one cannot be told", want: Store, check: failed1("NoIdentity", device.BlameUnit)},
+		{situation: "the manager gives no identity, what was here before is not known", mods: with(anonymous, notHere, here(""), failedBefore), rule: "which one cannot be told", want: Store, check: failed1("DeviceCritical", device.BlameUnit)},
+		{situation: "the manager gives no identity, it is not on the bus", mods: with(anonymous, notHere, here(""), offBus, had()), rule: "off the fabric", want: SendDetach},
+		{situation: "the manager gives no identity, it was taken off the bus by its address", mods: with(anonymous, notHere, here(""), had(), alsoSeen, tried(Remove, time.Second, nil)), rule: "off the fabric", want: SendDetach},
 		{situation: "another unit is at the stored address", mods: with(seen(alien)), rule: "off the fabric", want: SendDetach},
 		{situation: "another unit is at the stored address, NVML silent", mods: with(silent, taken, tried(Discover, time.Second, nil)), rule: "off the fabric", want: SendDetach},
 		{situation: "manager is busy", mods: with(offBus, answered(device.FaultBusy, time.Second)), rule: "refused for now", want: Wait, wake: 6 * time.Second, check: takesTurn},
@@ -611,6 +628,42 @@ var table = map[device.Phase][]row{
 				t.Error("on its way back it is not known any more that it failed")
 			}
 		})},
+		{situation: "no identity, one came", mods: with(became, here(""), bound, seen(ours), had()), rule: "known by its arrival", want: Store, check: both(inPhase(device.Failed), func(t *testing.T, d Decision) {
+			t.Helper()
+			if d.Lease.UUID != ours || d.Lease.PCI != slot {
+				t.Errorf("it is taken for %s at %s", d.Lease.UUID, d.Lease.PCI)
+			}
+		})},
+		{situation: "no identity, one came, list old", mods: with(became, here(""), bound, seen(ours), had(), stale), rule: "known by its arrival, look", want: ListFabric},
+		{situation: "no identity, one came beside another that the list names", mods: with(became, here(""), alsoHere("d9", model), bound, seen(ours), alsoSeen, had()), rule: "known by its arrival", want: Store},
+		{situation: "no identity, one came, back-off over", mods: with(became, here(""), bound, seen(ours), had(), over, stale, listFails(time.Second)), rule: "which one, look", want: Wait, wake: 6 * time.Second},
+		{situation: "no identity, two came, back-off", mods: with(became, here(""), bound, seen(ours), alsoSeen, had()), rule: "back-off", want: Wait, wake: time.Minute},
+		{situation: "no identity, two came, list old", mods: with(became, here(""), bound, seen(ours), alsoSeen, had(), over, stale, looked(time.Hour)), rule: "which one, look", want: ListFabric},
+		{situation: "no identity, two came", mods: with(became, here(""), bound, seen(ours), alsoSeen, had(), over), rule: "which one cannot be told, say so", want: Store, check: func(t *testing.T, d Decision) {
+			t.Helper()
+			if d.Lease.Phase != device.Failed || !strings.Contains(d.Lease.Failure.Message, "until a person takes it away") {
+				t.Errorf("lease = %+v", d.Lease)
+			}
+		}},
+		{situation: "no identity, two came, told", mods: with(became, here(""), bound, seen(ours), alsoSeen, had(), over, doubtTold), rule: "which one cannot be told", want: Wait, wake: 5*time.Minute - time.Second},
+		{situation: "no identity, two came, told, list old", mods: with(became, here(""), bound, seen(ours), alsoSeen, had(), over, doubtTold, stale), rule: "which one cannot be told", want: Wait, wake: 5*time.Minute - time.Second},
+		{situation: "no identity, one came and may be what a person attached", mods: with(became, here(""), handAttached, bound, seen(ours), had(), over, doubtTold), rule: "which one cannot be told", want: Wait, wake: 5*time.Minute - time.Second},
+		{situation: "no identity, one came and may be another unit's", mods: with(became, here(""), bound, seen(ours), unmatched, had(), over, doubtTold), rule: "which one cannot be told", want: Wait, wake: 5*time.Minute - time.Second},
+		{situation: "no identity, what was here before is not known", mods: with(became, here(""), bound, seen(ours), over, doubtTold), rule: "which one cannot be told", want: Wait, wake: 5*time.Minute - time.Second},
+		{situation: "no identity, the driver does not show what came", mods: with(became, here(""), bound, had(), over), rule: "which one, ask the driver", want: Discover},
+		{situation: "no identity, the driver does not answer", mods: with(became, here(""), bound, silent, had(), over, tried(Discover, time.Minute, errTry), doubtTold), rule: "which one cannot be told", want: Wait, wake: 5*time.Minute - time.Second},
+		{situation: "no identity, no driver has what came", mods: with(became, here(""), unbound, had()), rule: "known by its arrival", want: Store, check: func(t *testing.T, d Decision) {
+			t.Helper()
+			if d.Lease.UUID != "" || d.Lease.PCI != slot {
+				t.Errorf("it is taken for %q at %s", d.Lease.UUID, d.Lease.PCI)
+			}
+		}},
+		{situation: "no identity, no driver has it, its address known", mods: with(became, here(""), unbound, had(), over, func(o *Observation) { o.Lease.PCI = slot }), rule: "goes back", want: Store},
+		{situation: "no identity, its address known, the driver shows it now", mods: with(became, here(""), bound, seen(ours), had(), func(o *Observation) { o.Lease.PCI = slot }), rule: "known by its arrival", want: Store},
+		{situation: "no identity, not on the bus", mods: with(became, here(""), had(), over), rule: "goes back", want: Store},
+		{situation: "no identity, all on the bus were there before", mods: with(became, here(""), bound, seen(ours), had(string(ours)), over), rule: "goes back", want: Store},
+		{situation: "no identity, a person took it away", mods: with(became, bound, seen(ours), over), rule: "goes back", want: Store},
+		{situation: "identity came later", mods: with(became, here(ours), bound, seen(ours), alsoSeen, over), rule: "goes back", want: Store},
 		{situation: "the manager still works on it", mods: with(asked0, named1, serves(onCall)), rule: "work goes on, look", want: Poll},
 		{situation: "the manager still works on it, looked at just now", mods: with(asked0, named1, works(time.Second)), rule: "work goes on", want: Wait, wake: 2 * time.Second},
 		{situation: "it may have come, list old", mods: with(asked0, stale), rule: "it may have come, look", want: ListFabric},
@@ -695,6 +748,15 @@ func became1(t *testing.T, d Decision) {
 	t.Helper()
 	if d.Lease.FabricDevice != "d1" {
 		t.Errorf("device = %q", d.Lease.FabricDevice)
+	}
+}
+
+func inPhase(p device.Phase) check {
+	return func(t *testing.T, d Decision) {
+		t.Helper()
+		if d.Lease.Phase != p {
+			t.Errorf("phase = %s", d.Lease.Phase)
+		}
 	}
 }
 

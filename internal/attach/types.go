@@ -136,6 +136,8 @@ type Observation struct {
 	BusBefore map[device.PCIAddress]bool
 	// Others are the GPUs that other leases of this machine name.
 	Others map[device.GPUUUID]bool
+	// Unmatched: another unit has a device on this machine, or may get one, and nobody can say which GPU that is.
+	Unmatched bool
 
 	// Leaving: another unit's device is being taken off the bus, or is off it and about to leave the fabric.
 	Leaving bool

@@ -148,7 +148,7 @@ type Lease struct {
 	Wanted string
 	// GPUsBefore are the GPUs that the node had when the call was prepared: UUIDs, and the addresses of those whose
 	// UUID the driver did not show. Where the manager does not say which GPU its device is, the one that is not
-	// among them is. Nil where the manager says it.
+	// among them is. Nil where that is not known.
 	GPUsBefore []string
 	// Work is the manager's name for what it does for the unit, so that any process can ask what became of it.
 	Work string

@@ -268,7 +268,7 @@ func (l *Loop) decide(lease device.Lease, all []device.Lease, sight Sight, toget
 		Claimed: l.claimed(lease, all), Unreadable: l.unreadable(), Running: mem.running, MachineBusy: l.excluded(lease, all, together),
 		MaySend: !mem.maySend.IsZero() && mem.maySend.Equal(lease.AskedAt), FoundAt: mem.foundAt, Last: mem.last, Tried: mem.tried,
 		Bus: sight.Bus, NVML: sight.NVML, NVMLState: sight.NVMLState,
-		Taken: taken(lease, all), Others: others(lease, all), BusBefore: mem.before, Leaving: l.leaving(lease, all, addresses(sight.Bus), now),
+		Taken: taken(lease, all), Others: others(lease, all), Unmatched: l.unmatchedBeside(lease, all), BusBefore: mem.before, Leaving: l.leaving(lease, all, addresses(sight.Bus), now),
 		Prepared: len(prepared) > 0, PreparedFor: prepared, PreparedKnown: known, Holders: mem.holders, HoldersAt: mem.scanned,
 		Told: !lease.Attempt.IsZero() && mem.told == lease.Attempt,
 	}
@@ -488,6 +488,20 @@ func others(lease device.Lease, all []device.Lease) map[device.GPUUUID]bool {
 		}
 	}
 	return gpus
+}
+
+// unmatchedBeside: another unit has a device on this machine, or may get one, and neither its lease nor the manager says which
+// GPU that is.
+func (l *Loop) unmatchedBeside(lease device.Lease, all []device.Lease) bool {
+	return slices.ContainsFunc(all, func(other device.Lease) bool {
+		if other.Unit == lease.Unit || other.UUID != "" {
+			return false
+		}
+		if other.FabricDevice == "" {
+			return !other.AskedAt.IsZero()
+		}
+		return slices.ContainsFunc(l.machine.here, func(d device.OnFabric) bool { return d.ID == other.FabricDevice && d.UUID == "" })
+	})
 }
 
 func addresses(bus []attach.Function) map[device.PCIAddress]bool {

@@ -141,6 +141,9 @@ func changes(before, after device.Lease) []event {
 	}
 	claimed := !after.Attempt.IsZero()
 	switch {
+	case before.Phase == device.Failed && after.Phase == device.Failed && before.Failure.Message != after.Failure.Message:
+		add(false, true, ReasonFailed, actionObserve, "GPU %s (%s): %s: %s", after.Unit, after.Model, after.Failure.Reason, after.Failure.Message)
+		all[len(all)-1].unit.ResourceVersion = after.Version // it says more than the first one did
 	case before.Phase == after.Phase:
 	case after.Phase == device.Attaching && claimed:
 		add(true, false, ReasonAttaching, actionAttach, "attaching a GPU (%s, unit %s) to node %s", after.Model, after.Unit, after.Node)

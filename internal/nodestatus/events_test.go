@@ -105,6 +105,17 @@ func TestStored(t *testing.T) {
 			"Node n1: Warning Observe GPULost: GPU a100-0 (a100) was lost on node n1 while the claim had it: Vanished: the link is down",
 			"ResourceClaim ns/c1: Warning Observe GPULost: GPU a100-0 (a100) was lost on node n1 while the claim had it: Vanished: the link is down",
 		}},
+		{"failed, and it can go on only with a person's help", func() device.Lease {
+			l := attached
+			l.Phase, l.Attempt, l.Failure = device.Failed, device.Attempt{}, device.Failure{Reason: "NoIdentity", Message: "no UUID"}
+			return l
+		}(), func() device.Lease {
+			l := attached
+			l.Phase, l.Attempt, l.Failure = device.Failed, device.Attempt{}, device.Failure{Reason: "NoIdentity", Message: "a person takes it away"}
+			return l
+		}(), []string{
+			"Node n1: Warning Observe GPUFailed: GPU a100-0 (a100): NoIdentity: a person takes it away",
+		}},
 		{"still idle", idle, idle, nil},
 		{"releasing", idle, func() device.Lease { l := idle; l.Phase = device.Releasing; return l }(), []string{
 			"Node n1: Normal Release GPUReleasing: GPU a100-0 (a100) goes back to the pool",

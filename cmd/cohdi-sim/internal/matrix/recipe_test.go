@@ -480,9 +480,36 @@ func identityMissing(b *bench) {
 	if n := b.given(); n != 1 || len(has) != 1 {
 		b.t.Fatalf("%d devices were given, n1 has %v", n, has)
 	}
-	// Nobody can tell which GPU that is: a person takes it away.
-	b.alter(has[0], simapi.DeviceChange{Action: simapi.DeviceFree})
+	a.takeBack(u) // it is the one that came: off the bus with it, and back
+	b.until(has[0]+" is off the bus", 15*time.Minute, func() bool {
+		return slices.ContainsFunc(b.chassis().State().Devices, func(d simapi.Device) bool { return d.ID == has[0] && !d.OnBus })
+	})
+	if b.face.name == "cm" { // it takes nothing away that has no device_id
+		b.alter(has[0], simapi.DeviceChange{Action: simapi.DeviceFree})
+	}
+	a.gone(u)
+
+	// Two came, and the agent has not seen in which order.
+	u = a.assign(modelA)
+	b.until("it is coming", 5*time.Minute, func() bool { return b.given() == 2 })
+	a.kill()
+	theirs := "a-0"
+	if slices.Contains(b.has("n1"), theirs) {
+		theirs = "a-1"
+	}
+	b.byHand("n1", theirs)
+	b.sleep(time.Minute)
+	a.again()
+	a.fails(u, "NoIdentity")
 	a.takeBack(u)
+	b.sleep(10 * retryAfter)
+	if l, on := a.lease(u), b.has("n1"); len(on) != 2 || l.Phase != device.Failed || !strings.Contains(l.Failure.Message, "until a person takes it away") {
+		b.t.Errorf("n1 has %v, lease %+v; want that it waits for a person", on, l)
+	}
+	for _, id := range b.has("n1") {
+		b.alter(id, simapi.DeviceChange{Action: simapi.DeviceFree})
+	}
+	a.p.loop.Poke()
 	a.gone(u)
 	b.identities()
 }

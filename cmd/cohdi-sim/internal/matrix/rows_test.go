@@ -152,7 +152,7 @@ func rows() []row {
 		},
 		{
 			ids: []string{"FT16", "SC11"}, name: "identity is missing", layer: recipe, run: identityMissing, changes: 8, lives: 5, more: 60,
-			asks: "it fails with a word, and nothing is guessed; a person takes it away",
+			asks: "it fails with a word; what alone came goes back, off the bus first, and of two neither goes until a person takes it away",
 		},
 		{
 			ids: []string{"FT17"}, name: "vanished, or not to be read", layer: recipe, run: vanished, changes: 4, lives: 4, more: 120,
