@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/cohdi/cohdi-agent/internal/attach"
 	"github.com/cohdi/cohdi-agent/internal/device"
@@ -133,8 +134,12 @@ func (h *host) Remove(ctx context.Context, a device.PCIAddress) error {
 	return nil
 }
 
+// errOtherAgent: nobody uses the GPU but another agent of this node, as while one replaces the other.
+var errOtherAgent = errors.New("another agent of this node has it open")
+
 // Holders are the processes that have the GPU's device node open, other than this one, which holds it
-// through NVML and lets go when it drains.
+// through NVML and lets go when it drains. Another agent of this node is no user, and lets go only when it ends: it is
+// errOtherAgent.
 func (h *host) Holders(ctx context.Context, a device.PCIAddress) ([]string, error) {
 	gpus, err := h.driver.Inventory(ctx, a)
 	if err != nil {
@@ -159,11 +164,29 @@ func (h *host) Holders(ctx context.Context, a device.PCIAddress) ([]string, erro
 		if err != nil {
 			return nil, err
 		}
-		for _, p := range holders[number] {
-			if p.PID != os.Getpid() {
-				who = append(who, p.String())
-			}
+		names, err := users(holders[number], os.Getpid())
+		if err != nil {
+			return nil, fmt.Errorf("GPU at %s: %w", a, err)
 		}
+		who = append(who, names...)
 	}
 	return who, nil
+}
+
+// users names the processes other than the agents of this node, of which own is this one.
+func users(holders []hotplug.Holder, own int) ([]string, error) {
+	var names, agents []string
+	for _, p := range holders {
+		switch {
+		case p.PID == own:
+		case p.Agent:
+			agents = append(agents, p.String())
+		default:
+			names = append(names, p.String())
+		}
+	}
+	if len(names) == 0 && len(agents) > 0 {
+		return nil, fmt.Errorf("%w, which lets it go when it ends: %s", errOtherAgent, strings.Join(agents, ", "))
+	}
+	return names, nil
 }

@@ -6,8 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
+	"path/filepath"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -18,28 +18,51 @@ import (
 // update.
 const lockPause = 500 * time.Millisecond
 
-// lockHost returns when this process is the one agent of the node that acts. The lock is held until what it
-// returns is closed, which is when the process ends, however it ends. The caller has to keep it: a file that
-// nobody refers to is closed by the garbage collector.
-func lockHost(ctx context.Context, clk clock.WithTicker, path string) (io.Closer, error) {
+// hostLock lets one agent of the node act. Every agent of the node has its file open for as long as the process lives, also
+// before it has the lock and after it has given it up: by that one agent knows another.
+type hostLock struct {
+	path string
+	file *os.File
+}
+
+// openHostLock opens the file. The caller has to keep what it returns: a file that nobody refers to is closed by the
+// garbage collector.
+func openHostLock(path string) (*hostLock, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
+		return nil, fmt.Errorf("make the plugin's directory: %w", err)
+	}
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open the lock between two agents of this node: %w", err)
 	}
+	return &hostLock{path: path, file: f}, nil
+}
+
+// take returns when this process is the one agent of the node that acts: until release, or until the process ends, however
+// it ends.
+func (l *hostLock) take(ctx context.Context, clk clock.WithTicker) error {
 	for {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		err := unix.Flock(int(l.file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
-			return f, nil
+			return nil
 		}
 		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
-			return nil, errors.Join(fmt.Errorf("lock %s against another agent of this node: %w", path, err), f.Close())
+			return fmt.Errorf("lock %s against another agent of this node: %w", l.path, err)
 		}
 		timer := clk.NewTimer(lockPause)
 		select {
 		case <-ctx.Done():
 			timer.Stop()
-			return nil, errors.Join(ctx.Err(), f.Close())
+			return ctx.Err()
 		case <-timer.C():
 		}
 	}
+}
+
+// release lets the next agent act.
+func (l *hostLock) release() error {
+	if err := unix.Flock(int(l.file.Fd()), unix.LOCK_UN); err != nil {
+		return fmt.Errorf("unlock %s for another agent of this node: %w", l.path, err)
+	}
+	return nil
 }

@@ -177,7 +177,7 @@ func (o *observer) Acted(_ context.Context, l device.Lease, k attach.Kind, took 
 			"everywhere", k == attach.RescanAll, "took", took)...)
 	case err == nil:
 		o.log.V(2).Info("Done", "unit", l.Unit, "action", k, "took", took)
-	case errors.Is(err, lease.ErrConflict), errors.Is(err, context.Canceled):
+	case errors.Is(err, lease.ErrConflict), errors.Is(err, context.Canceled), errors.Is(err, errOtherAgent):
 		o.log.V(2).Info("Looks again", "unit", l.Unit, "action", k, "err", err)
 	default:
 		o.notDone(l, k, took, err)

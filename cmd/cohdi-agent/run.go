@@ -127,6 +127,7 @@ type agent struct {
 	client  kubernetes.Interface
 	metrics *metrics.Metrics
 	obs     *observer
+	lock    *hostLock
 
 	// What speaks with the API server.
 	watch     *nodestatus.Watch
@@ -171,7 +172,7 @@ func newAgent(ctx context.Context, o options, cfg config.Config) (*agent, error)
 		return nil, err
 	}
 	a.host = &host{
-		pci:    hotplug.New(o.hostRoot, hotplug.Options{Clock: a.clock}),
+		pci:    hotplug.New(o.hostRoot, hotplug.Options{Clock: a.clock, AgentFile: a.lock.path}),
 		driver: nvml.New(nvml.Options{HostRoot: o.hostRoot, DriverRoots: cfg.DriverRoots, Clock: a.clock}),
 	}
 	a.watcher = a.host.pci.NewWatcher(0)
@@ -206,6 +207,9 @@ func connect(ctx context.Context, o options, cfg config.Config, cs kubernetes.In
 	a.status = nodestatus.NewPublisher(cs, o.node, a.watch.Node, clk)
 	a.leaseNews = &pluginLeases{client: cs, node: o.node}
 	var err error
+	if a.lock, err = openHostLock(filepath.Join(o.pluginDir, "lock")); err != nil {
+		return nil, err
+	}
 	a.leases, err = lease.NewNodeStore(o.node, lease.Options{Client: cs, Clock: clk, Changed: func(string) {
 		a.leaseNews.send()
 		a.poke()
@@ -354,12 +358,16 @@ func (a *agent) work(start func(what string, f func(context.Context) error)) {
 
 // act waits for the lock between the agents of this node, and for the first look at the cluster.
 func (a *agent) act(ctx context.Context) error {
-	lock, err := lockHost(ctx, a.clock, filepath.Join(a.o.pluginDir, "lock"))
-	if err != nil {
+	if err := a.lock.take(ctx, a.clock); err != nil {
 		return ignoreEnd(err)
 	}
-	defer lock.Close() // also what keeps it
-	if err = a.watch.WaitForSync(ctx); err != nil {
+	err := a.actAlone(ctx)
+	return errors.Join(err, a.lock.release())
+}
+
+// actAlone acts as the one agent of the node.
+func (a *agent) actAlone(ctx context.Context) error {
+	if err := a.watch.WaitForSync(ctx); err != nil {
 		return ignoreEnd(err)
 	}
 	recorder, err := nodestatus.StartRecorder(ctx, a.client)

@@ -28,6 +28,8 @@ type Holder struct {
 	Container string
 	// Pod is the uid of its Pod, "" likewise.
 	Pod string
+	// Agent is set for an agent of this host: it has the agents' file open (Options.AgentFile).
+	Agent bool
 	// Mapped is set if the process holds the device only by a memory mapping.
 	Mapped bool
 }
@@ -60,6 +62,13 @@ func (p *PCI) Holders(ctx context.Context, numbers ...DeviceNumber) (map[DeviceN
 	for _, n := range numbers {
 		s.wanted[n] = true
 	}
+	if p.agents != "" {
+		file, err := os.Stat(p.agents)
+		if err != nil {
+			return nil, fmt.Errorf("look for the file that tells an agent of this host: %w", err)
+		}
+		s.agentFile = file
+	}
 	err := forEachProcess(ctx, s.proc, s.process)
 	if err == nil && len(s.refused) > 0 {
 		err = fmt.Errorf("%w: pids %s", ErrIncomplete, strings.Join(s.refused, ", "))
@@ -82,6 +91,8 @@ type holderScan struct {
 	mapped  map[mappedFile]DeviceNumber // files of mappings that were looked at; zero if no wanted device
 	found   map[DeviceNumber][]Holder
 	refused []string
+	// agentFile is the file that an agent has open, nil if nothing tells one.
+	agentFile os.FileInfo
 }
 
 // mappedFile identifies a file by the columns of /proc/<pid>/maps.
@@ -129,6 +140,10 @@ func (s *holderScan) add(n DeviceNumber, dir string, pid int, mapped bool) {
 	// Best effort: without it the process is still named.
 	if cgroup, err := os.ReadFile(filepath.Join(dir, "cgroup")); err == nil {
 		h.Container, h.Pod = parseCgroup(string(cgroup))
+	}
+	if s.agentFile != nil {
+		// One that cannot be told is taken for a user.
+		h.Agent, _ = hasOpen(dir, s.agentFile.Name(), s.agentFile)
 	}
 	s.found[n] = append(s.found[n], h)
 }

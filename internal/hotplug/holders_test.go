@@ -98,6 +98,38 @@ func TestHolders(t *testing.T) {
 	}
 }
 
+// TestHolders_agent: another agent is known by the file that all agents have open, never by its name.
+func TestHolders_agent(t *testing.T) {
+	tr := newTree(t)
+	tr.remove("proc/1")
+	gpu := DeviceNumber{1, 5}
+	tr.node("dev/nvidia0", gpu)
+	tr.write("plugins/lock", "")
+	tr.write("elsewhere/lock", "")
+	held := func(pid int, comm, file string) {
+		tr.process(pid, comm, map[string]string{"5": tr.path("dev/nvidia0"), "6": tr.path(file)})
+	}
+	held(30, "cohdi-agent", "plugins/lock")
+	held(31, "cohdi-agent", "elsewhere/lock")
+	held(32, "python", "dev/nvidia0")
+	held(33, "renamed", "plugins/lock")
+
+	got, err := New(tr.root, Options{AgentFile: tr.path("plugins/lock")}).Holders(t.Context(), gpu)
+	if err != nil {
+		t.Fatal(err)
+	}
+	agents := map[int]bool{}
+	for _, h := range got[gpu] {
+		agents[h.PID] = h.Agent
+	}
+	if diff := cmp.Diff(map[int]bool{30: true, 31: false, 32: false, 33: true}, agents); diff != "" {
+		t.Errorf("agents among the holders (-want +got):\n%s", diff)
+	}
+	if _, err := New(tr.root, Options{AgentFile: tr.path("none")}).Holders(t.Context(), gpu); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("error = %v, want that the file does not exist", err)
+	}
+}
+
 // TestHolders_realProcess looks for this very process in the real procfs.
 func TestHolders_realProcess(t *testing.T) {
 	for _, mapped := range []bool{false, true} {

@@ -29,6 +29,8 @@ type Options struct {
 	Match func(vendor uint16, class uint32) bool
 	// Driver is the kernel driver that makes a function usable; "nvidia" if empty.
 	Driver string
+	// AgentFile is a file that every agent of this host has open, and nobody else; none if empty.
+	AgentFile string
 	// WriteTimeout is how long Rescan and Remove wait for the kernel; 30 s if zero.
 	WriteTimeout time.Duration
 	// Clock is the time that deadlines and intervals are measured with; the real one if nil.
@@ -40,6 +42,7 @@ type PCI struct {
 	root    string
 	match   func(vendor uint16, class uint32) bool
 	driver  string
+	agents  string
 	timeout time.Duration
 	clock   clock.WithTicker
 	writes  writers
@@ -52,6 +55,7 @@ func New(root string, opts Options) *PCI {
 		root:    root,
 		match:   opts.Match,
 		driver:  opts.Driver,
+		agents:  opts.AgentFile,
 		timeout: opts.WriteTimeout,
 		clock:   opts.Clock,
 	}
