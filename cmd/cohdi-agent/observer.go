@@ -58,9 +58,26 @@ type leaderObserver struct {
 	fabric device.FabricID
 	// consumers reads who waits for a claim that has this allocation.
 	consumers func(ctx context.Context, a device.Attempt) ([]claim.Consumer, error)
-	// noted are the notes of the last plan; of the leader's loop only.
+	// noted are the notes of the last plan, and lacks what nodes lack of their minimum; of the leader's loop only.
 	noted []string
+	lacks map[lackOf]*lack
 }
+
+// lackOf is a node that has less than its minimum of a model.
+type lackOf struct {
+	node, uid string
+	model     device.Model
+}
+
+// lack is what is known of it: since when it is so, or has ended, and what the Node was told.
+type lack struct {
+	text, told string
+	since      time.Time
+}
+
+// lackSettles is how long a lack has to last before a Node is told, or that it has ended: a failed attach, or a leader that
+// has just begun, makes no event.
+const lackSettles = time.Minute
 
 // consumersDeadline bounds the look for the Pods of a refused claim: the scheduler takes their names off the claim
 // soon.
@@ -274,12 +291,45 @@ func (o *leaderObserver) Counted(_ context.Context, free map[device.Model]pool.S
 // Decided implements leader.Observer.
 func (o *leaderObserver) Decided(_ context.Context, p pool.Plan) {
 	o.metrics.SetForeign(o.fabric, len(p.Foreign))
+	o.lacking(p.Lacking)
 	for _, n := range p.Notes { // each plan says anew what is left alone; a person hears it once
 		if !slices.Contains(o.noted, n) {
 			o.log.Info("The leader notes", "note", n)
 		}
 	}
 	o.noted = p.Notes
+}
+
+// lacking tells each Node, once, what it lacks and that this has ended.
+func (o *leaderObserver) lacking(all []pool.Lack) {
+	now, texts, of := o.clock.Now(), map[lackOf]string{}, map[device.Model]int{}
+	for _, l := range all {
+		of[l.Model] += l.Lacks
+		texts[lackOf{l.Node, l.NodeUID, l.Model}] = l.String()
+	}
+	o.metrics.SetLacking(o.fabric, of)
+	for at := range texts {
+		if o.lacks[at] == nil {
+			if o.lacks == nil {
+				o.lacks = map[lackOf]*lack{}
+			}
+			o.lacks[at] = &lack{}
+		}
+	}
+	for at, l := range o.lacks {
+		if text := texts[at]; text != l.text || l.since.IsZero() {
+			l.text, l.since = text, now
+		}
+		if l.text == "" && l.told == "" {
+			delete(o.lacks, at)
+			continue
+		}
+		if l.text != l.told && !now.Before(l.since.Add(lackSettles)) {
+			text := l.text
+			l.told = text
+			o.onEvents(func(e *nodestatus.Events) { e.Lacking(at.node, at.uid, at.model, text) })
+		}
+	}
 }
 
 // Prepared implements kubeletplugin.Observer.

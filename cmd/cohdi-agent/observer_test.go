@@ -44,6 +44,46 @@ func TestSaid(t *testing.T) {
 	}
 }
 
+// TestLacking: a Node is told once what it lacks for long, that it is another thing now, and that it is over.
+func TestLacking(t *testing.T) {
+	o := &leaderObserver{observer: testObserver(t), fabric: "0"}
+	fake := clocktesting.NewFakeClock(time.Unix(1000, 0))
+	o.clock = fake
+	var events recorded
+	o.setEvents(nodestatus.NewEvents(&events, "n1", "uid-1"))
+	one := pool.Lack{Node: "n2", NodeUID: "uid-2", Model: "a100", Least: 2, Lacks: 1, Why: "no more are free"}
+	both := one
+	both.Lacks = 2
+	lacks, over := "Node n2 (uid-2): GPUMinimumLacking", "Node n2 (uid-2): GPUMinimumMet"
+	for i, step := range []struct {
+		after time.Duration
+		lack  []pool.Lack
+		want  []string
+	}{
+		{0, []pool.Lack{one}, nil},
+		{lackSettles / 2, nil, nil}, // an attach failed, and the next one is on its way
+		{lackSettles, []pool.Lack{one}, nil},
+		{lackSettles / 2, []pool.Lack{one}, nil},
+		{lackSettles / 2, []pool.Lack{one}, []string{lacks}},
+		{time.Hour, []pool.Lack{one}, []string{lacks}},
+		{time.Hour, []pool.Lack{both}, []string{lacks}},
+		{lackSettles, []pool.Lack{both}, []string{lacks, lacks}},
+		{time.Hour, nil, []string{lacks, lacks}},
+		{lackSettles, nil, []string{lacks, lacks, over}},
+		{lackSettles, nil, []string{lacks, lacks, over}},
+		{lackSettles, nil, []string{lacks, lacks, over}},
+	} {
+		fake.Step(step.after)
+		o.Decided(t.Context(), pool.Plan{Lacking: step.lack})
+		if diff := cmp.Diff(step.want, []string(events)); diff != "" {
+			t.Fatalf("events after step %d (-want +got):\n%s", i, diff)
+		}
+	}
+	if len(o.lacks) > 0 {
+		t.Errorf("what is over is remembered: %v", o.lacks)
+	}
+}
+
 // recorded are events, as lines.
 type recorded []string
 

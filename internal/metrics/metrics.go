@@ -80,7 +80,7 @@ type Metrics struct {
 
 	attach, detach, request, prepare *prometheus.HistogramVec
 	units, free, leader, driver      *prometheus.GaugeVec
-	foreign                          *prometheus.GaugeVec
+	foreign, lacking                 *prometheus.GaugeVec
 	requests, errors                 *prometheus.CounterVec
 	gpus                             *prometheus.GaugeVec
 	prepared, conflict, hotplug      prometheus.Gauge
@@ -131,6 +131,7 @@ func New(b Build, driverStates []string) *Metrics {
 		units:    gauge("units", "Units that this node holds, by phase of their device lease.", "fabric", "model", "phase"),
 		free:     gauge("fabric_free_units", "Units that the fabric manager says are free; reported by the leader.", "fabric", "model"),
 		foreign:  gauge("fabric_foreign_devices", "Devices attached to this fabric's nodes that no device lease names; reported by the leader.", "fabric"),
+		lacking:  gauge("fabric_lacking_units", "Units that nodes lack of the least number that each should have attached; reported by the leader.", "fabric", "model"),
 		leader:   gauge("leader", "Whether this agent leads the fabric.", "fabric"),
 		driver:   gauge("driver_state", "1 for the state that the NVIDIA driver is in.", "state"),
 		requests: counter("fabric_requests_total", "Calls to the fabric manager by outcome.", "fabric", "operation", "code"),
@@ -144,7 +145,7 @@ func New(b Build, driverStates []string) *Metrics {
 	build.WithLabelValues(b.Version, b.Revision, b.GoVersion).Set(1)
 	m.registry.MustRegister(
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), build,
-		m.attach, m.detach, m.request, m.prepare, m.units, m.free, m.foreign, m.leader, m.driver, m.requests, m.errors,
+		m.attach, m.detach, m.request, m.prepare, m.units, m.free, m.foreign, m.lacking, m.leader, m.driver, m.requests, m.errors,
 		m.gpus, m.prepared, m.conflict, m.hotplug,
 	)
 	for _, r := range Reasons() {
@@ -172,7 +173,7 @@ func (m *Metrics) Configure(fabrics []device.FabricID, models []device.Model) {
 	for _, f := range m.fabrics {
 		if !slices.Contains(fabrics, f) {
 			gone := prometheus.Labels{"fabric": string(f)}
-			for _, v := range []interface{ DeletePartialMatch(prometheus.Labels) int }{m.attach, m.detach, m.request, m.units, m.free, m.foreign, m.leader, m.requests} {
+			for _, v := range []interface{ DeletePartialMatch(prometheus.Labels) int }{m.attach, m.detach, m.request, m.units, m.free, m.foreign, m.lacking, m.leader, m.requests} {
 				v.DeletePartialMatch(gone)
 			}
 		}
@@ -181,6 +182,7 @@ func (m *Metrics) Configure(fabrics []device.FabricID, models []device.Model) {
 		if !slices.Contains(models, model) {
 			m.units.DeletePartialMatch(prometheus.Labels{"model": string(model)})
 			m.free.DeletePartialMatch(prometheus.Labels{"model": string(model)})
+			m.lacking.DeletePartialMatch(prometheus.Labels{"model": string(model)})
 		}
 	}
 	m.fabrics, m.models = slices.Clone(fabrics), slices.Clone(models)
@@ -292,14 +294,15 @@ func (m *Metrics) SetUnits(leases []device.Lease) {
 	}
 }
 
-// SetLeader says whether this agent leads a fabric. Free counts and foreign devices are the leader's to report:
-// they end with its lead.
+// SetLeader says whether this agent leads a fabric. Free counts, foreign devices and what nodes lack are the leader's to
+// report: they end with its lead.
 func (m *Metrics) SetLeader(f device.FabricID, leads bool) {
 	fabric := m.known(f)
 	if !leads {
 		m.leader.WithLabelValues(fabric).Set(0)
 		m.free.DeletePartialMatch(prometheus.Labels{"fabric": fabric})
 		m.foreign.DeletePartialMatch(prometheus.Labels{"fabric": fabric})
+		m.lacking.DeletePartialMatch(prometheus.Labels{"fabric": fabric})
 		return
 	}
 	m.leader.WithLabelValues(fabric).Set(1)
@@ -317,6 +320,15 @@ func (m *Metrics) SetFree(f device.FabricID, free map[device.Model]int) {
 // SetForeign takes how many devices without a lease are attached to the fabric's nodes.
 func (m *Metrics) SetForeign(f device.FabricID, n int) {
 	m.foreign.WithLabelValues(m.known(f)).Set(float64(n))
+}
+
+// SetLacking takes how many units the fabric's nodes lack of each model's minimum; a model that is missing is lacked by none.
+func (m *Metrics) SetLacking(f device.FabricID, lacking map[device.Model]int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, model := range m.models {
+		m.lacking.WithLabelValues(knownOf(f, m.fabrics), string(model)).Set(float64(lacking[model]))
+	}
 }
 
 // SetDriver says which of the states given to New the driver is in.

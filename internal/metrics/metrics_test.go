@@ -123,12 +123,18 @@ func TestLeaderAndFree(t *testing.T) {
 	m.SetLeader("f1", true)
 	m.SetFree("f1", map[device.Model]int{"a100": 3})
 	m.SetForeign("f1", 2)
-	want := []string{`fabric_foreign_devices{fabric="f1"} 2`, `fabric_free_units{fabric="f1",model="a100"} 3`, `leader{fabric="f1"} 1`}
-	if diff := cmp.Diff(want, scrape(t, m, "fabric_foreign_devices", "fabric_free_units", "leader")); diff != "" {
+	m.SetLacking("f1", map[device.Model]int{"a100": 1, "gone": 7})
+	all := []string{"fabric_foreign_devices", "fabric_free_units", "fabric_lacking_units", "leader"}
+	want := []string{`fabric_foreign_devices{fabric="f1"} 2`, `fabric_free_units{fabric="f1",model="a100"} 3`, `fabric_lacking_units{fabric="f1",model="a100"} 1`, `leader{fabric="f1"} 1`}
+	if diff := cmp.Diff(want, scrape(t, m, all...)); diff != "" {
 		t.Errorf("leading (-want +got):\n%s", diff)
 	}
+	m.SetLacking("f1", nil)
+	if diff := cmp.Diff([]string{`fabric_lacking_units{fabric="f1",model="a100"} 0`}, scrape(t, m, "fabric_lacking_units")); diff != "" {
+		t.Errorf("nothing is lacking (-want +got):\n%s", diff)
+	}
 	m.SetLeader("f1", false)
-	if diff := cmp.Diff([]string{`leader{fabric="f1"} 0`}, scrape(t, m, "fabric_foreign_devices", "fabric_free_units", "leader")); diff != "" {
+	if diff := cmp.Diff([]string{`leader{fabric="f1"} 0`}, scrape(t, m, all...)); diff != "" {
 		t.Errorf("no longer (-want +got):\n%s", diff)
 	}
 }

@@ -34,6 +34,8 @@ const (
 	ReasonLost         = "GPULost"
 	ReasonConflict     = "GPUConflict"
 	ReasonForeign      = "GPUForeign"
+	ReasonLacking      = "GPUMinimumLacking"
+	ReasonMinimumMet   = "GPUMinimumMet"
 	ReasonUnhealthy    = "GPUUnhealthy"
 	ReasonCheckpoint   = "CheckpointDamaged"
 	ReasonUnprepared   = "ClaimUnprepared"
@@ -90,11 +92,7 @@ type event struct {
 }
 
 // gpuRef names a GPU that no object stands for.
-func (e *Events) gpuRef(id string) *corev1.ObjectReference {
-	ref := e.node
-	ref.FieldPath = device.Driver + "/gpu{" + id + "}"
-	return &ref
-}
+func (e *Events) gpuRef(id string) *corev1.ObjectReference { return e.part("gpu", id) }
 
 // leaseRef names a unit's device lease: another one each time the unit leaves the pool.
 func leaseRef(l device.Lease) *corev1.ObjectReference {
@@ -218,6 +216,33 @@ func (e *Events) Foreign(f device.FabricID, d device.OnFabric, adoptAfter time.D
 	}, device.Attempt{})
 }
 
+// Lacking tells a Node that it has less than the minimum of a model, and why; an empty text that this is over.
+func (e *Events) Lacking(node, uid string, m device.Model, text string) {
+	on := &Events{recorder: e.recorder, node: corev1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: node, UID: types.UID(uid)}}
+	ev := event{
+		reason: ReasonMinimumMet, action: actionObserve, unit: on.part("minimum", string(m)),
+		note: fmt.Sprintf("node %s no longer lacks units of model %s", node, m),
+	}
+	if text != "" {
+		ev.warning, ev.reason, ev.note = true, ReasonLacking, text
+		ev.unit = on.part("minimum", fmt.Sprintf("%s-%x", m, hash(text))) // another reason is another event
+	}
+	on.record(ev, device.Attempt{})
+}
+
+// part names something of the Node that no object stands for.
+func (e *Events) part(what, id string) *corev1.ObjectReference {
+	ref := e.node
+	ref.FieldPath = device.Driver + "/" + what + "{" + id + "}"
+	return &ref
+}
+
+func hash(text string) uint64 {
+	id := fnv.New64a()
+	_, _ = id.Write([]byte(text)) // never fails
+	return id.Sum64()
+}
+
 // Unhealthy tells the Node that a GPU should not be used any more; what is the unit's or device's name.
 func (e *Events) Unhealthy(what string, uuid device.GPUUUID, why string) {
 	e.record(event{
@@ -228,11 +253,9 @@ func (e *Events) Unhealthy(what string, uuid device.GPUUUID, why string) {
 
 // ConfigFaulty tells the Node that its agent does not take up the configuration as it is now.
 func (e *Events) ConfigFaulty(cause error) {
-	ref, id := e.node, fnv.New64a()
-	_, _ = id.Write([]byte(cause.Error()))                                  // never fails
-	ref.FieldPath = fmt.Sprintf("%s/config{%x}", device.Driver, id.Sum64()) // another fault is another event
 	e.record(event{
-		warning: true, reason: ReasonConfig, action: actionObserve, unit: &ref,
+		warning: true, reason: ReasonConfig, action: actionObserve,
+		unit: e.part("config", fmt.Sprintf("%x", hash(cause.Error()))), // another fault is another event
 		note: "the configuration has changed and is faulty; this node's agent goes on with the last good one: " + strings.ReplaceAll(cause.Error(), "\n", "; "),
 	}, device.Attempt{})
 }

@@ -154,6 +154,8 @@ func TestOtherEvents(t *testing.T) {
 	e.Unhealthy("a100-0", "GPU-1", "XID 79")
 	e.ConfigFaulty(errors.Join(errors.New("config.yaml:3: fabrix: is no field"), errors.New("config.yaml:4: id: is missing")))
 	e.ConfigInOrder()
+	e.Lacking("n2", "uid-2", "a100", "node n2 should have 2 units")
+	e.Lacking("n2", "uid-2", "a100", "")
 	e.CheckpointDamaged("/var/x.damaged-1", errors.New("unexpected end"))
 	e.Unprepared("ns", "c1", "u", []device.Unit{"a100-0", "a100-1"})
 	long := "NoCapacity: " + strings.Repeat("x", longestNote-len("NoCapacity: ")-3) + "..."
@@ -169,6 +171,8 @@ func TestOtherEvents(t *testing.T) {
 		"Node n1: Warning Observe GPUUnhealthy: GPU a100-0 (GPU-1) is unhealthy: XID 79",
 		"Node n1: Warning Observe ConfigFaulty: the configuration has changed and is faulty; this node's agent goes on with the last good one: config.yaml:3: fabrix: is no field; config.yaml:4: id: is missing",
 		"Node n1: Normal Observe ConfigInOrder: the configuration is in order again, and this node's agent goes by it",
+		"Node n2: Warning Observe GPUMinimumLacking: node n2 should have 2 units",
+		"Node n2: Normal Observe GPUMinimumMet: node n2 no longer lacks units of model a100",
 		"Node n1: Warning Observe CheckpointDamaged: the kubelet plugin's checkpoint could not be read (unexpected end); it is kept as /var/x.damaged-1 and rebuilt from device leases and claims",
 		"Node n1: Warning Release ClaimUnprepared: claim ns/c1 is no more and the kubelet did not say so; it was unprepared, and its GPUs are let go: a100-0, a100-1",
 	}
@@ -183,6 +187,10 @@ func TestApart(t *testing.T) {
 		"foreign devices": func(e *Events) {
 			e.Foreign("f1", device.OnFabric{ID: "res-1"}, 0)
 			e.Foreign("f1", device.OnFabric{ID: "res-2"}, 0)
+		},
+		"what a node lacks": func(e *Events) {
+			e.Lacking("n1", "uid-1", "a100", "no more are free")
+			e.Lacking("n1", "uid-1", "a100", "its agent is away")
 		},
 		"faults of the configuration": func(e *Events) {
 			e.ConfigFaulty(errors.New("config.yaml:3: fabrix: is no field"))

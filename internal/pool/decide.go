@@ -20,7 +20,7 @@ func Decide(w World) Plan {
 	all := views(&w)
 	all, unneeded := forget(&w, all)
 	o := offers(&w, all)
-	p := Plan{Offers: o, Labels: labels(&w, o), Unneeded: unneeded, Foreign: w.foreign, Notes: w.notes}
+	p := Plan{Offers: o, Labels: labels(&w, o), Unneeded: unneeded, Foreign: w.foreign, Lacking: w.lacking, Notes: w.notes}
 	rules := unitRules()
 	for i := range all {
 		v := &all[i]
@@ -464,7 +464,9 @@ func keep(w *World, all []view) {
 			}
 			if lack > 0 {
 				why := cmp.Or(w.place(name, planned).of(m).closed(), "no more are free")
-				w.note("node %s should have %d units of model %s, and lacks %d: %s", name, least, m.Name, lack, why)
+				l := Lack{Node: name, NodeUID: n.UID, Model: m.Name, Least: least, Lacks: lack, Why: why}
+				w.lacking = append(w.lacking, l)
+				w.note("%s", l)
 			}
 		}
 	}

@@ -574,3 +574,25 @@ func TestSharedMachine(t *testing.T) {
 		t.Errorf("notes %q do not name three", p.Notes)
 	}
 }
+
+// TestLacking: what cannot be brought to its minimum is told; what is on its way, or about to be, lacks nothing.
+func TestLacking(t *testing.T) {
+	away := func(w *World) { w.Nodes[1].AgentReady, w.Nodes[1].AwaySince = false, ago(time.Hour) }
+	for _, tc := range []struct {
+		situation string
+		mods      []mod
+		want      []Lack
+	}{
+		{"no minimum", nil, nil},
+		{"enough are free", with(least(2)), nil},
+		{"one too few", with(least(2), func(w *World) { w.free("a100", 3) }), []Lack{{"n2", "uid-n2", "a100", 2, 1, "no more are free"}}},
+		{"an agent is away", with(least(1), away), []Lack{{"n2", "uid-n2", "a100", 1, 1, "the agent on node n2 is not ready, so nothing can be attached there"}}},
+		{"one is on its way", with(least(1), only("n1"), last, leased("a100-0", device.Attaching, kept)), nil},
+	} {
+		w := calm()
+		w.with(tc.mods...)
+		if diff := cmp.Diff(tc.want, Decide(w).Lacking); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tc.situation, diff)
+		}
+	}
+}

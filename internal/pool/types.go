@@ -3,6 +3,7 @@
 package pool
 
 import (
+	"fmt"
 	"math"
 	"time"
 
@@ -180,6 +181,20 @@ type Foreign struct {
 // Key names the device where it is.
 func (f Foreign) Key() string { return string(f.Device.Machine) + "/" + f.Device.ID }
 
+// Lack is what a node is short of the least number of units of a model that it should have attached.
+type Lack struct {
+	Node, NodeUID string
+	Model         device.Model
+	Least, Lacks  int
+	// Why no more are attached, for people.
+	Why string
+}
+
+// String says it for people.
+func (l Lack) String() string {
+	return fmt.Sprintf("node %s should have %d units of model %s attached, and lacks %d: %s", l.Node, l.Least, l.Model, l.Lacks, l.Why)
+}
+
 // World is what the leader observes.
 type World struct {
 	Now       time.Time
@@ -202,7 +217,8 @@ type World struct {
 	nodeRules []nodeRule                  // made once, not for each node
 	foreign   []Foreign
 	foreignOn map[string]int // by node
-	notes     []string       // of what concerns no unit
+	lacking   []Lack
+	notes     []string // of what concerns no unit
 }
 
 // OpKind is what to do with a device lease.
@@ -261,6 +277,8 @@ type Plan struct {
 	Unneeded []device.Unit
 	// Foreign are the devices on our machines that no lease names.
 	Foreign []Foreign
+	// Lacking are the nodes that have less than their minimum and for which nothing more is on its way, by node.
+	Lacking []Lack
 	// Notes are for people: what is left alone and why.
 	Notes []string
 	// Rules are the rows that applied, one for each unit.

@@ -43,7 +43,7 @@ type view struct {
 // claims name, then the units by which the pool has grown.
 func views(w *World) []view {
 	w.index()
-	w.notes = nil
+	w.notes, w.lacking = nil, nil
 	for i := range w.Nodes {
 		if n := &w.Nodes[i]; n.Member && w.shared(n) {
 			w.note("node %s is given nothing: %s is on machine %s, too, as it says", n.Name, w.others(n), n.Machine)
