@@ -180,7 +180,7 @@ func (t *term) lead(ctx context.Context) error {
 		CountEvery: t.m.cfg.Timings.LeaderList, CountPause: countPause, LimitEvery: t.m.cfg.Timings.NodeList, Debounce: debounce, Retry: retry,
 		CallDeadline: t.fabric.CallTimeout + callDeadline, WriteDeadline: writeDeadline,
 		Leases: allLeases{leases}, Claims: demands, Nodes: members, Publisher: publisher,
-		Manager: managerOfFabric{t.m.managers[t.fabric.ID]}, Limiter: managerOfFabric{t.m.managers[t.fabric.ID]}.limiter(), Election: t.election, Observer: &leaderObserver{observer: a.obs, fabric: t.fabric.ID, consumers: claim.New(claims).Consumers}, Clock: a.clock,
+		Manager: managerOfFabric{t.m.managers[t.fabric.ID]}, Limiter: managerOfFabric{t.m.managers[t.fabric.ID]}.limiter(), Election: t.election, Observer: &leaderObserver{observer: a.obs, fabric: t.fabric.ID, consumers: claim.New(claims).Consumers, onlookers: demands.Onlookers}, Clock: a.clock,
 	})
 	var all sync.WaitGroup
 	defer all.Wait()

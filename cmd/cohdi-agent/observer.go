@@ -61,6 +61,9 @@ type leaderObserver struct {
 	// noted are the notes of the last plan, and lacks what nodes lack of their minimum; of the leader's loop only.
 	noted []string
 	lacks map[lackOf]*lack
+	// onlookers are claims that wait in vain, and looked those that were told so; of the leader's loop only.
+	onlookers func() []claim.Onlooker
+	looked    map[device.Attempt]bool
 }
 
 // lackOf is a node that has less than its minimum of a model.
@@ -264,9 +267,8 @@ func (o *leaderObserver) tellPods(ctx context.Context, r pool.Refusal) {
 			o.log.V(1).Info("Who waits for a refused claim could not be read", "claim", a.Claim(), "err", err)
 			continue
 		}
-		for _, c := range all {
-			p := nodestatus.Pod{Namespace: c.Namespace, Name: c.Name, UID: c.UID}
-			if c.Resource == "pods" && !slices.Contains(pods, p) {
+		for _, p := range podsOf(all) {
+			if !slices.Contains(pods, p) {
 				pods = append(pods, p)
 			}
 		}
@@ -292,6 +294,7 @@ func (o *leaderObserver) Counted(_ context.Context, free map[device.Model]pool.S
 func (o *leaderObserver) Decided(_ context.Context, p pool.Plan) {
 	o.metrics.SetForeign(o.fabric, len(p.Foreign))
 	o.lacking(p.Lacking)
+	o.onlooking(o.onlookers())
 	for _, n := range p.Notes { // each plan says anew what is left alone; a person hears it once
 		if !slices.Contains(o.noted, n) {
 			o.log.Info("The leader notes", "note", n)
@@ -330,6 +333,31 @@ func (o *leaderObserver) lacking(all []pool.Lack) {
 			o.onEvents(func(e *nodestatus.Events) { e.Lacking(at.node, at.uid, at.model, text) })
 		}
 	}
+}
+
+// onlooking tells each claim, once for each allocation, that it waits in vain.
+func (o *leaderObserver) onlooking(all []claim.Onlooker) {
+	looked := make(map[device.Attempt]bool, len(all))
+	for _, l := range all {
+		looked[l.Attempt] = o.looked[l.Attempt]
+		if looked[l.Attempt] || len(l.Pods) == 0 {
+			continue
+		}
+		looked[l.Attempt] = true
+		o.log.Info("A claim with admin access waits for a device that nobody attaches", "claim", claimOf(l.Attempt), "device", l.Attempt.Entry)
+		o.onEvents(func(e *nodestatus.Events) { e.Onlooker(l.Attempt, podsOf(l.Pods)) })
+	}
+	o.looked = looked
+}
+
+func podsOf(all []claim.Consumer) []nodestatus.Pod {
+	var pods []nodestatus.Pod
+	for _, c := range all {
+		if c.Resource == "pods" {
+			pods = append(pods, nodestatus.Pod{Namespace: c.Namespace, Name: c.Name, UID: c.UID})
+		}
+	}
+	return pods
 }
 
 // Prepared implements kubeletplugin.Observer.

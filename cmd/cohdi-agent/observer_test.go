@@ -46,7 +46,7 @@ func TestSaid(t *testing.T) {
 
 // TestLacking: a Node is told once what it lacks for long, that it is another thing now, and that it is over.
 func TestLacking(t *testing.T) {
-	o := &leaderObserver{observer: testObserver(t), fabric: "0"}
+	o := &leaderObserver{observer: testObserver(t), fabric: "0", onlookers: func() []claim.Onlooker { return nil }}
 	fake := clocktesting.NewFakeClock(time.Unix(1000, 0))
 	o.clock = fake
 	var events recorded
@@ -81,6 +81,40 @@ func TestLacking(t *testing.T) {
 	}
 	if len(o.lacks) > 0 {
 		t.Errorf("what is over is remembered: %v", o.lacks)
+	}
+}
+
+// TestOnlookers: a claim with admin access that waits in vain is told so once for each allocation, as soon as a Pod waits.
+func TestOnlookers(t *testing.T) {
+	var now []claim.Onlooker
+	o := &leaderObserver{observer: testObserver(t), fabric: "0", onlookers: func() []claim.Onlooker { return now }}
+	var events recorded
+	o.setEvents(nodestatus.NewEvents(&events, "n1", "uid-1"))
+	waits := claim.Onlooker{Attempt: device.Attempt{Namespace: "ns", Name: "watch", UID: "wu", AllocatedAt: "1", Entry: "a100-0"}}
+	reserved := waits
+	reserved.Pods = []claim.Consumer{{Namespace: "ns", Name: "p1", UID: "pu", Resource: "pods"}, {Namespace: "ns", Name: "g", Resource: "podgroups"}}
+	again := reserved
+	again.Attempt.AllocatedAt = "2"
+	told := []string{"ResourceClaim watch (wu): GPUAdminAccess", "Pod p1 (pu): GPUAdminAccess"}
+	for i, step := range []struct {
+		all  []claim.Onlooker
+		want []string
+	}{
+		{nil, nil},
+		{[]claim.Onlooker{waits}, nil},
+		{[]claim.Onlooker{reserved}, told},
+		{[]claim.Onlooker{reserved}, told},
+		{[]claim.Onlooker{again}, append(told, told...)},
+		{nil, append(told, told...)},
+	} {
+		now = step.all
+		o.Decided(t.Context(), pool.Plan{})
+		if diff := cmp.Diff(step.want, []string(events)); diff != "" {
+			t.Fatalf("events after step %d (-want +got):\n%s", i, diff)
+		}
+	}
+	if len(o.looked) > 0 {
+		t.Errorf("what is over is remembered: %v", o.looked)
 	}
 }
 

@@ -650,3 +650,36 @@ func as[T any](t *testing.T, v any) T {
 	}
 	return got
 }
+
+// TestOnlookers: a claim with admin access that was given what is attached nowhere demands nothing and waits in vain.
+func TestOnlookers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := allocated("a100-0", "a100-1", "a100-2-ready", "a100-3", "a100-4")
+		rs := c.Status.Allocation.Devices.Results
+		for _, i := range []int{1, 2, 3, 4} {
+			rs[i].AdminAccess = new(true)
+		}
+		rs[3].Pool, rs[4].Driver = "fabric-1", "gpu.nvidia.com"
+		s := newServer(t, c)
+		news := 0
+		w, err := NewWatch("0", Options{Client: s, Clock: clocktesting.NewFakePassiveClock(now)}, func(string) { news++ })
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer func() { cancel(); synctest.Wait() }()
+		go w.Run(ctx)
+		synctest.Wait()
+		got := w.Onlookers()
+		if len(got) != 1 || got[0].Attempt.Entry != "a100-1" || len(got[0].Pods) != 1 || got[0].Pods[0].Name != "p1" || len(w.Demands()) != 1 || news == 0 {
+			t.Errorf("onlookers %+v, demands %+v, %d news; want a100-1 for p1, and a100-0 to be attached", got, w.Demands(), news)
+		}
+		c = s.claim()
+		c.Status.Allocation = nil
+		s.put(c)
+		synctest.Wait()
+		if got := w.Onlookers(); len(got) > 0 {
+			t.Errorf("onlookers of no allocation: %+v", got)
+		}
+	})
+}

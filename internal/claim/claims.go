@@ -77,11 +77,15 @@ func (c *Claims) Consumers(ctx context.Context, a device.Attempt) ([]Consumer, e
 	if err != nil {
 		return nil, err
 	}
+	return consumers(obj), nil
+}
+
+func consumers(obj *resourcev1.ResourceClaim) []Consumer {
 	var all []Consumer
 	for _, r := range obj.Status.ReservedFor {
 		all = append(all, Consumer{Namespace: obj.Namespace, Name: r.Name, UID: string(r.UID), Resource: r.Resource})
 	}
-	return all, nil
+	return all
 }
 
 // Live reads from the API server, not from a cache, which claims are allocated the unit, by either of

@@ -77,6 +77,31 @@ func demands(c *resourcev1.ResourceClaim, want func(pool string) bool) (ds []poo
 	return ds, bad
 }
 
+// Onlooker is an attempt of a claim with admin access that was given a device to be attached. Nobody attaches one for it, so
+// its Pods wait in vain.
+type Onlooker struct {
+	Attempt device.Attempt
+	// Pods are the consumers that wait; none before the claim is reserved.
+	Pods []Consumer
+}
+
+// onlookers returns the attempts of the claim by which it waits in vain for a device of the fabric.
+func onlookers(f device.FabricID, c *resourcev1.ResourceClaim) []Onlooker {
+	if c.Status.Allocation == nil {
+		return nil
+	}
+	var all []Onlooker
+	for _, r := range c.Status.Allocation.Devices.Results {
+		if r.Driver != device.Driver || r.Pool != f.Pool() || !ptr.Deref(r.AdminAccess, false) {
+			continue
+		}
+		if a, err := attempt(c, r); err == nil && !a.Ready() {
+			all = append(all, Onlooker{Attempt: a, Pods: consumers(c)})
+		}
+	}
+	return all
+}
+
 // attempt names the try to serve one result of the claim's allocation.
 func attempt(c *resourcev1.ResourceClaim, r resourcev1.DeviceRequestAllocationResult) (device.Attempt, error) {
 	at := c.Status.Allocation.AllocationTimestamp

@@ -33,6 +33,8 @@ type Watch struct {
 type entry struct {
 	demands []pool.Demand
 	bad     []*ReadError
+	// onlookers wait for a device that nobody attaches.
+	onlookers []Onlooker
 }
 
 // NewWatch makes a Watch; nothing is sent before Run. Changed is called, from one goroutine, with
@@ -108,13 +110,25 @@ func (w *Watch) Unreadable() []*ReadError {
 	return all
 }
 
+// Onlookers returns the claims with admin access that wait in vain for a device of the pool.
+func (w *Watch) Onlookers() []Onlooker {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var all []Onlooker
+	for _, e := range w.byName {
+		all = append(all, e.onlookers...)
+	}
+	slices.SortFunc(all, func(a, b Onlooker) int { return cmp.Compare(a.Attempt.String(), b.Attempt.String()) })
+	return all
+}
+
 func (w *Watch) seen(obj any) {
 	c, ok := obj.(*resourcev1.ResourceClaim)
 	if !ok {
 		return
 	}
 	ds, bad := Demands(w.fabric, c)
-	w.put(c.Namespace+"/"+c.Name, entry{demands: ds, bad: bad})
+	w.put(c.Namespace+"/"+c.Name, entry{demands: ds, bad: bad, onlookers: onlookers(w.fabric, c)})
 }
 
 func (w *Watch) gone(obj any) {
@@ -129,7 +143,7 @@ func (w *Watch) gone(obj any) {
 func (w *Watch) put(name string, e entry) {
 	w.mu.Lock()
 	_, had := w.byName[name]
-	has := len(e.demands)+len(e.bad) > 0
+	has := len(e.demands)+len(e.bad)+len(e.onlookers) > 0
 	if has {
 		w.byName[name] = e
 	} else {

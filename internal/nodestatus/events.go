@@ -31,6 +31,7 @@ const (
 	ReasonReleasing    = "GPUReleasing"
 	ReasonReturned     = "GPUReturned"
 	ReasonRefused      = "GPURefused"
+	ReasonOnlooker     = "GPUAdminAccess"
 	ReasonLost         = "GPULost"
 	ReasonConflict     = "GPUConflict"
 	ReasonForeign      = "GPUForeign"
@@ -192,6 +193,16 @@ func (e *Events) Refused(attempts []device.Attempt, pods []Pod, reason, message 
 	}
 	for _, p := range pods {
 		e.pod(p, ReasonRefused, actionAttach, reason+": "+message)
+	}
+}
+
+// Onlooker tells a claim with admin access, and the Pods that wait for it, that nothing is attached for it.
+func (e *Events) Onlooker(a device.Attempt, pods []Pod) {
+	note := fmt.Sprintf("device %s, which the claim was given with admin access, has to be attached first, and nothing is attached for an administrator; "+
+		"let the claim select what is attached: device.attributes[%q].uuid != \"\"", a.Entry, device.Driver)
+	e.record(event{onClaim: true, warning: true, reason: ReasonOnlooker, action: actionAttach, note: note}, a)
+	for _, p := range pods {
+		e.pod(p, ReasonOnlooker, actionAttach, note)
 	}
 }
 

@@ -147,6 +147,7 @@ func TestOtherEvents(t *testing.T) {
 	e.Released(device.Lease{Fabric: "f1", Unit: "a100-1", Model: "a100", Node: "n2", NodeUID: "uid-2"})
 	e.Deleted(l)
 	e.Refused([]device.Attempt{claim}, pods, "NoCapacity", strings.Repeat("x", 2000))
+	e.Onlooker(device.Attempt{Namespace: "ns", Name: "watch", UID: "wu", Entry: "a100-0"}, pods)
 	e.Conflict(nil)
 	e.Conflict([]Advertiser{{Name: "nvidia.com/gpu", Devices: 8}})
 	e.Foreign("f1", device.OnFabric{ID: "res-1", Model: "NVIDIA-A100", UUID: "GPU-1"}, 0)
@@ -159,12 +160,16 @@ func TestOtherEvents(t *testing.T) {
 	e.CheckpointDamaged("/var/x.damaged-1", errors.New("unexpected end"))
 	e.Unprepared("ns", "c1", "u", []device.Unit{"a100-0", "a100-1"})
 	long := "NoCapacity: " + strings.Repeat("x", longestNote-len("NoCapacity: ")-3) + "..."
+	const onlooks = `device a100-0, which the claim was given with admin access, has to be attached first, and nothing is attached for an administrator; ` +
+		`let the claim select what is attached: device.attributes["gpu.cohdi.io"].uuid != ""`
 	want := []string{
 		"Node n1: Normal Release GPUReleasing: GPU a100-0 (a100) goes back to the pool",
 		"Node n2: Normal Release GPUReleasing: GPU a100-1 (a100) goes back to the pool",
 		"Node n1: Normal Release GPUReturned: GPU a100-0 (a100) is back in the pool of fabric f1",
 		"ResourceClaim ns/c1: Warning Attach GPURefused: " + long,
 		"Pod ns/p1: Warning Attach GPURefused: " + long,
+		"ResourceClaim ns/watch: Warning Attach GPUAdminAccess: " + onlooks,
+		"Pod ns/p1: Warning Attach GPUAdminAccess: " + onlooks,
 		"Node n1: Warning Observe GPUConflict: " + ConflictCondition([]Advertiser{{Name: "nvidia.com/gpu", Devices: 8}}).Message,
 		"Node n1: Warning Observe GPUForeign: fabric f1 lists device res-1 (NVIDIA-A100, GPU-1) on this node's machine, and no device lease says why: another tenant or a person attached it; it is neither handed out nor detached",
 		"Node n1: Warning Observe GPUForeign: fabric f1 lists device res-2 (NVIDIA-A100, of unknown identity) on this node's machine, and no device lease says why: another tenant or a person attached it; once it has been there for 10m0s it is taken in as an idle GPU, if its model is configured, its identity is known and it is not critical",
