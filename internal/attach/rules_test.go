@@ -93,7 +93,7 @@ func looked(d time.Duration) mod { return func(o *Observation) { o.ListTriedAt =
 func before(ids ...string) mod   { return func(o *Observation) { o.Lease.SetBefore = ids } }
 func claimed(id string) mod      { return func(o *Observation) { o.Claimed = map[string]bool{id: true} } }
 
-func awaited(id string) mod     { return func(o *Observation) { o.Awaited = map[string]bool{id: true} } }
+func awaited(o *Observation)    { o.Awaited = map[string]bool{"d1": true} }
 func noModel(o *Observation)    { o.FabricModel = "" }
 func unreadable(o *Observation) { o.Unreadable = true }
 func listFails(d time.Duration) mod {
@@ -240,7 +240,7 @@ var table = map[device.Phase][]row{
 				t.Errorf("set before (-want +got):\n%s", diff)
 			}
 		}},
-		{situation: "another unit's call has brought a device", mods: with(here(ours), awaited("d1"), alsoHere("d9", model)), rule: "write ahead", want: StoreIntent, check: func(t *testing.T, d Decision) {
+		{situation: "another unit's call has brought a device", mods: with(here(ours), awaited, alsoHere("d9", model)), rule: "write ahead", want: StoreIntent, check: func(t *testing.T, d Decision) {
 			t.Helper()
 			if diff := cmp.Diff([]string{"d9"}, d.Lease.SetBefore); diff != "" {
 				t.Errorf("set before (-want +got):\n%s", diff)
@@ -626,17 +626,17 @@ var table = map[device.Phase][]row{
 	device.Failed: {
 		{situation: "claim not taken back yet", mods: with(serves(onCall), over), rule: "not taken back yet", want: Wait},
 		{situation: "back-off", rule: "back-off", want: Wait, wake: time.Minute},
-		{situation: "brought back for another unit", mods: with(attached1, here(ours), awaited("d1")), rule: "brought back for another unit", want: Store, check: both(inPhase(device.Failed), func(t *testing.T, d Decision) {
+		{situation: "brought back for another unit", mods: with(attached1, here(ours), awaited), rule: "brought back for another unit", want: Store, check: both(inPhase(device.Failed), func(t *testing.T, d Decision) {
 			t.Helper()
 			if d.Lease.FabricDevice != "" || d.Lease.UUID != "" || !d.Lease.PCI.IsZero() || !d.Lease.AskedAt.IsZero() || d.Lease.Failure.Reason == "" {
 				t.Errorf("lease = %+v", d.Lease)
 			}
 		})},
-		{situation: "brought back for another unit, still prepared", mods: with(attached1, here(ours), awaited("d1"), prepared), rule: "back-off", want: Wait, wake: time.Minute},
-		{situation: "brought back for another unit, not known whether prepared", mods: with(attached1, here(ours), awaited("d1"), unknown), rule: "back-off", want: Wait, wake: time.Minute},
-		{situation: "brought back for another unit, claim not taken back", mods: with(attached1, here(ours), awaited("d1"), serves(onCall)), rule: "not taken back yet", want: Wait},
+		{situation: "brought back for another unit, still prepared", mods: with(attached1, here(ours), awaited, prepared), rule: "back-off", want: Wait, wake: time.Minute},
+		{situation: "brought back for another unit, not known whether prepared", mods: with(attached1, here(ours), awaited, unknown), rule: "back-off", want: Wait, wake: time.Minute},
+		{situation: "brought back for another unit, claim not taken back", mods: with(attached1, here(ours), awaited, serves(onCall)), rule: "not taken back yet", want: Wait},
 		{situation: "brought back by a person", mods: with(attached1, here(ours)), rule: "back-off", want: Wait, wake: time.Minute},
-		{situation: "it never left, another unit's call is open", mods: with(attached1, here(ours), awaited("d1"), failedBefore), rule: "back-off", want: Wait, wake: time.Minute},
+		{situation: "it never left, another unit's call is open", mods: with(attached1, here(ours), awaited, failedBefore), rule: "back-off", want: Wait, wake: time.Minute},
 		{situation: "back-off by a clock far ahead", mods: with(skewed), rule: "back-off", want: Wait, wake: 5 * time.Minute},
 		{situation: "back-off, lease deleted", mods: with(deleting), rule: "nothing to give back", want: Delete},
 		{situation: "back-off over, nothing attached", mods: with(over), rule: "nothing to give back", want: Delete},

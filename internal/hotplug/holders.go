@@ -143,7 +143,8 @@ func (s *holderScan) add(n DeviceNumber, dir string, pid int, mapped bool) {
 	}
 	if s.agentFile != nil {
 		// One that cannot be told is taken for a user.
-		h.Agent, _ = hasOpen(dir, s.agentFile.Name(), s.agentFile)
+		agent, err := hasOpen(dir, s.agentFile.Name(), s.agentFile)
+		h.Agent = err == nil && agent
 	}
 	s.found[n] = append(s.found[n], h)
 }
