@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-sim/internal/core"
@@ -189,6 +191,9 @@ func (a *API) addFault(r *http.Request) (any, error) {
 	f, err := decode[simapi.Fault](r)
 	if err != nil {
 		return nil, err
+	}
+	if f.Face != "" && !slices.Contains(simapi.Faces(), f.Face) {
+		return nil, badRequest{fmt.Errorf("face %q is none of %s", f.Face, strings.Join(simapi.Faces(), ", "))}
 	}
 	out, err := a.Faults.Add(f)
 	if err != nil {

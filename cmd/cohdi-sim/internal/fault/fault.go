@@ -53,9 +53,6 @@ func (i *Injector) Add(f simapi.Fault) (simapi.FaultState, error) {
 	if !slices.Contains(actions, f.Action) {
 		return simapi.FaultState{}, fmt.Errorf("action %q is none of %s", f.Action, strings.Join(actions, ", "))
 	}
-	if f.Face != "" && !slices.Contains(simapi.Faces(), f.Face) {
-		return simapi.FaultState{}, fmt.Errorf("face %q is none of %s", f.Face, strings.Join(simapi.Faces(), ", "))
-	}
 	needsStatus := f.Action == simapi.ActionStatus || f.Action == simapi.ActionStatusAfterEffect
 	if needsStatus && (f.Status < 200 || f.Status > 599) {
 		return simapi.FaultState{}, fmt.Errorf("action %s: status %d is not in 200 to 599", f.Action, f.Status)
