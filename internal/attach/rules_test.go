@@ -453,6 +453,7 @@ var table = map[device.Phase][]row{
 				t.Errorf("UUID = %q, %s", d.Lease.UUID, d.Why)
 			}
 		})},
+		{situation: "manager gives a serial number, a GPU of another one came", mods: with(became, here(""), numbered, bound, seen(ours), had(), longAgo), rule: "not on the bus", want: Rescan},
 		{situation: "manager gives no identity", mods: with(became, here(""), bound, seen(ours)), rule: "no identity", want: Store, check: failed1("NoIdentity", device.BlameUnit)},
 	},
 	device.Attached: {
