@@ -442,17 +442,23 @@ func (o *Observation) pollAt() time.Time {
 }
 
 // function is the unit's device on the bus: where NVML shows its identity, else at the stored address
-// unless NVML shows another GPU there, another unit's device was seen there last, or the manager does not list the
-// unit's device: addresses are given anew to what comes next.
+// unless NVML shows another GPU there, another unit's device was seen there last, this process has taken the unit's off the
+// bus, or the manager does not list the unit's device: addresses are given anew to what comes next.
 func (o *Observation) function() *Function {
 	if g := o.usable(o.identity()); g != nil {
 		return o.functionAt(g.Address)
 	}
-	if slices.ContainsFunc(o.NVML, func(g GPU) bool { return g.Address == o.Lease.PCI && g.UUID != "" }) || o.Taken[o.Lease.PCI] ||
+	if slices.ContainsFunc(o.NVML, func(g GPU) bool { return g.Address == o.Lease.PCI && g.UUID != "" }) || o.Taken[o.Lease.PCI] || o.removed() ||
 		o.Fresh && o.Lease.FabricDevice != "" && o.onFabric() == nil {
 		return nil
 	}
 	return o.functionAt(o.Lease.PCI)
+}
+
+// removed: this process has taken the unit's device off the bus.
+func (o *Observation) removed() bool {
+	last := o.Tried[Remove]
+	return !last.At.IsZero() && last.Err == nil
 }
 
 func (o *Observation) functionAt(a device.PCIAddress) *Function {

@@ -307,7 +307,7 @@ func releasing() []rule {
 			return o.waitUntil(o.nextLook(), "the kernel did not remove %s%s", o.function().Address, because(o.Tried[Remove].Err))
 		}, "The kernel takes a moment, or refuses; it is asked again."},
 		{"not found, ask the driver", func(o *Observation) bool {
-			return o.function() == nil && o.unlisted() != nil && o.Tried[Discover].At.IsZero() && o.Tried[Remove].At.IsZero()
+			return o.function() == nil && o.unlisted() != nil && !o.Tried[Discover].At.After(o.Tried[Remove].At) && (o.onFabric() != nil || !o.removed())
 		}, func(o *Observation) Decision {
 			return o.do(Discover, "%s is on the bus, and may be what goes back", o.unlisted().Address)
 		}, "What is on the bus and unknown to the driver's library may be the device that goes back."},
