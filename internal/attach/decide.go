@@ -185,16 +185,6 @@ func (o *Observation) storeArrived() Decision {
 	return d
 }
 
-// vanished is the reason of a unit whose device was taken from the machine by others.
-const vanished = "Vanished"
-
-// storeYielded forgets the device: it is another unit's now.
-func (o *Observation) storeYielded() Decision {
-	d := nothingComes(o.store("%s had left this machine, and another unit's call has brought it back", o.Lease.FabricDevice))
-	d.Lease.FabricDevice, d.Lease.UUID, d.Lease.PCI = "", "", device.PCIAddress{}
-	return d
-}
-
 // doubt is for whoever has to act.
 func (o *Observation) doubt() string {
 	return fmt.Sprintf("the fabric manager gives no GPU UUID for %s, and which GPU of this node it is cannot be told; it stays attached, out of use, "+

@@ -169,12 +169,11 @@ func (s *Settings) Joins(k Kind, p device.Phase, n int) bool {
 
 // strangers are the devices on the machine that no other lease names, in order. Those that one names are told
 // from what will come by that; and when they have gone, the manager may give the very same again. What another
-// unit's call has brought may be taken by that unit or by this one. What a unit that failed still has is there before; if
-// that has left the machine, it may be what comes.
+// unit's call has brought may be taken by that unit or by this one.
 func (o *Observation) strangers() []string {
 	ids := make([]string, 0, len(o.Here))
 	for _, d := range o.Here {
-		if (!o.Claimed[d.ID] || o.Lost[d.ID]) && !o.Awaited[d.ID] {
+		if !o.Claimed[d.ID] && !o.Awaited[d.ID] {
 			ids = append(ids, d.ID)
 		}
 	}
@@ -189,11 +188,6 @@ func (o *Observation) strangersOld() bool {
 
 // unchanged: the machine has the very strangers that were stored before the call.
 func (o *Observation) unchanged() bool { return slices.Equal(o.strangers(), o.Lease.SetBefore) }
-
-// broughtBack: it had left the machine, and came back with another unit's call.
-func (o *Observation) broughtBack() bool {
-	return o.Lease.Failure.Reason == vanished && o.Fresh && o.onFabric() != nil && o.Awaited[o.Lease.FabricDevice] && !o.prepared()
-}
 
 // open: another unit's call may still bring a device.
 func (o *Observation) open() bool { return o.Now.Before(o.OpenUntil) }

@@ -162,7 +162,7 @@ func calling() []rule {
 func appearing() []rule {
 	return []rule{
 		{"taken away", func(o *Observation) bool { return o.onFabric() == nil }, func(o *Observation) Decision {
-			return o.fail(vanished, device.BlameUnit, "the fabric manager no longer lists %s on this machine", o.Lease.FabricDevice)
+			return o.fail("Vanished", device.BlameUnit, "the fabric manager no longer lists %s on this machine", o.Lease.FabricDevice)
 		}, "Somebody detached it before it could be used."},
 		{"critical", func(o *Observation) bool { return o.onFabric().Health == device.HealthCritical }, (*Observation).failCritical, "It stays attached, out of use, so that the manager does not hand it out again at once."},
 		{"no identity", (*Observation).anonymous, func(o *Observation) Decision {
@@ -200,7 +200,7 @@ func attached() []rule {
 		}, "Addresses change, as after a restart of the node; the identity does not."},
 		{"unseen, look", unseen(func(o *Observation) bool { return !o.Fresh && o.listDue() }), (*Observation).list, "The manager says whether it is gone or only out of sight."},
 		{"taken away", unseen(func(o *Observation) bool { return o.Fresh && o.onFabric() == nil }), func(o *Observation) Decision {
-			return o.fail(vanished, device.BlameUnit, "%s is gone from %s, and the fabric manager no longer lists it on this machine",
+			return o.fail("Vanished", device.BlameUnit, "%s is gone from %s, and the fabric manager no longer lists it on this machine",
 				o.Lease.UUID, o.Lease.PCI)
 		}, "Bus and manager agree that it is gone; a Pod that used it is evicted."},
 		{"drained by a former run", unseen(func(o *Observation) bool { return o.blind() && o.due(Undrain) }), (*Observation).undrainBlind, "The driver hides a drained GPU's identity from a new process; undrained it is seen again."},
@@ -369,7 +369,6 @@ func failed() []rule {
 		{"not taken back yet", func(o *Observation) bool { return !o.Lease.Attempt.IsZero() }, func(o *Observation) Decision {
 			return o.wait("failed (%s); the scheduler takes the allocation back", o.Lease.Failure.Reason)
 		}, "The leader withdraws the choice before it takes the allocation back."},
-		{"brought back for another unit", (*Observation).broughtBack, (*Observation).storeYielded, "The device had left, and a call of another unit is answered by whatever comes; both must not have it."},
 		{"back-off", func(o *Observation) bool { return o.Now.Before(o.retryAfter()) && !o.Lease.Deleting }, func(o *Observation) Decision {
 			return o.waitUntil(o.retryAfter(), "failed (%s); tried again after %s", o.Lease.Failure.Reason,
 				o.retryAfter().UTC().Format(time.RFC3339))
@@ -383,6 +382,7 @@ func failed() []rule {
 		}, "What is on the bus and unknown to the driver's library may be the device that goes back."},
 		{"which one cannot be told, say so", func(o *Observation) bool { return o.inDoubt() && o.Lease.Failure.Message != o.doubt() }, (*Observation).tellDoubt, "A person has to take it away, or see to it that the manager gives its identity."},
 		{"which one cannot be told", (*Observation).inDoubt, (*Observation).waitInDoubt, "Nothing is detached that is on the bus and may be in use, and the wrong one must not be taken off it."},
+		{"still prepared", (*Observation).prepared, (*Observation).tellPrepared, "Its Pod is evicted for as long as it has failed; on its way back it would only be kept from others."},
 		{"goes back", always, func(o *Observation) Decision {
 			d := o.phase(device.Releasing, "the back-off is over")
 			d.Lease.Failure = o.Lease.Failure // so that nobody is given it on its way back

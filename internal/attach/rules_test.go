@@ -139,7 +139,6 @@ func unmatched(o *Observation) { o.Unmatched = true }
 func handAttached(o *Observation) {
 	o.Here = append(o.Here, device.OnFabric{ID: "d9", Model: model})
 }
-func lost1(o *Observation)     { o.Lost = map[string]bool{"d1": true} }
 func doubtTold(o *Observation) { o.Lease.Failure.Message = o.doubt() }
 
 func alsoSeen(o *Observation) {
@@ -232,12 +231,6 @@ var table = map[device.Phase][]row{
 			t.Helper()
 			if len(d.Lease.SetBefore) != 0 {
 				t.Errorf("set before = %v: when that unit has given it back, it may be what comes", d.Lease.SetBefore)
-			}
-		}},
-		{situation: "the device of a unit that failed is there", mods: with(here(ours), claimed("d1"), lost1), rule: "write ahead", want: StoreIntent, check: func(t *testing.T, d Decision) {
-			t.Helper()
-			if diff := cmp.Diff([]string{"d1"}, d.Lease.SetBefore); diff != "" {
-				t.Errorf("set before (-want +got):\n%s", diff)
 			}
 		}},
 		{situation: "another unit's call has brought a device", mods: with(here(ours), awaited, alsoHere("d9", model)), rule: "write ahead", want: StoreIntent, check: func(t *testing.T, d Decision) {
@@ -630,19 +623,9 @@ var table = map[device.Phase][]row{
 	device.Failed: {
 		{situation: "claim not taken back yet", mods: with(serves(onCall), over), rule: "not taken back yet", want: Wait},
 		{situation: "back-off", rule: "back-off", want: Wait, wake: time.Minute},
-		{situation: "brought back for another unit", mods: with(attached1, here(ours), awaited), rule: "brought back for another unit", want: Store, check: both(inPhase(device.Failed), func(t *testing.T, d Decision) {
-			t.Helper()
-			if d.Lease.FabricDevice != "" || d.Lease.UUID != "" || !d.Lease.PCI.IsZero() || !d.Lease.AskedAt.IsZero() || d.Lease.Failure.Reason == "" {
-				t.Errorf("lease = %+v", d.Lease)
-			}
-		})},
-		{situation: "brought back for another unit, still prepared", mods: with(attached1, here(ours), awaited, prepared), rule: "back-off", want: Wait, wake: time.Minute},
-		{situation: "brought back for another unit, not known whether prepared", mods: with(attached1, here(ours), awaited, unknown), rule: "back-off", want: Wait, wake: time.Minute},
-		{situation: "brought back for another unit, claim not taken back", mods: with(attached1, here(ours), awaited, serves(onCall)), rule: "not taken back yet", want: Wait},
-		{situation: "brought back by a person", mods: with(attached1, here(ours)), rule: "back-off", want: Wait, wake: time.Minute},
-		{situation: "it never left, another unit's call is open", mods: with(attached1, here(ours), awaited, failedBefore), rule: "back-off", want: Wait, wake: time.Minute},
 		{situation: "back-off by a clock far ahead", mods: with(skewed), rule: "back-off", want: Wait, wake: 5 * time.Minute},
 		{situation: "back-off, lease deleted", mods: with(deleting), rule: "nothing to give back", want: Delete},
+		{situation: "back-off over, its Pod still runs", mods: with(attached1, over, prepared), rule: "still prepared", want: Store},
 		{situation: "back-off over, nothing attached", mods: with(over), rule: "nothing to give back", want: Delete},
 		{situation: "back-off over, attached", mods: with(over, became), rule: "goes back", want: Store, check: both(phase1(device.Releasing), func(t *testing.T, d Decision) {
 			t.Helper()

@@ -96,9 +96,6 @@ type Observation struct {
 	ListTriedAt, ListAskedAt time.Time
 	// Claimed are the fabric devices that other leases of this machine name.
 	Claimed map[string]bool
-	// Lost are those of them that the leases of units that failed name: such a unit gives up what left the machine when
-	// another unit's call brings it back.
-	Lost map[string]bool
 
 	// Unreadable: a lease of this node cannot be read, so that a device which no other lease names may be its.
 	Unreadable bool

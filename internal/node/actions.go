@@ -118,9 +118,7 @@ func (l *Loop) before(lease device.Lease) []string {
 	all := l.cfg.Leases.List()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	claimed := l.claimed(lease, all)
-	maps.DeleteFunc(claimed, func(id string, _ bool) bool { return left(lease, all)[id] }) // what of these is there is in the set
-	ids := slices.AppendSeq([]string{}, maps.Keys(claimed))
+	ids := slices.AppendSeq([]string{}, maps.Keys(l.claimed(lease, all)))
 	ids = append(ids, lease.SetBefore...)
 	slices.Sort(ids)
 	return ids

@@ -265,7 +265,7 @@ func (l *Loop) decide(lease device.Lease, all []device.Lease, sight Sight, toget
 	o := attach.Observation{
 		Now: now, Settings: l.cfg.Settings, Lease: lease, FabricModel: l.cfg.Model(lease.Model),
 		Here: l.machine.here, Fresh: l.machine.fresh(now, l.cfg.FreshFor), ListFault: l.machine.fault, ListTriedAt: l.machine.triedAt, ListAskedAt: l.machine.askedAt,
-		Claimed: l.claimed(lease, all), Lost: left(lease, all), Unreadable: l.unreadable(), Running: mem.running, MachineBusy: l.excluded(lease, all, together),
+		Claimed: l.claimed(lease, all), Unreadable: l.unreadable(), Running: mem.running, MachineBusy: l.excluded(lease, all, together),
 		MaySend: !mem.maySend.IsZero() && mem.maySend.Equal(lease.AskedAt), FoundAt: mem.foundAt, Last: mem.last, Tried: mem.tried,
 		Bus: sight.Bus, NVML: sight.NVML, NVMLState: sight.NVMLState,
 		Taken: taken(lease, all), Others: others(lease, all), Unmatched: l.unmatchedBeside(lease, all), BusBefore: mem.before, Leaving: l.leaving(lease, all, addresses(sight.Bus), now),
@@ -456,17 +456,6 @@ func (l *Loop) claimed(lease device.Lease, all []device.Lease) map[string]bool {
 	for other, mem := range l.units {
 		if other != lease.Unit && mem.taking != "" {
 			ids[mem.taking] = true
-		}
-	}
-	return ids
-}
-
-// left are the fabric devices that other units' leases name though they have failed.
-func left(lease device.Lease, all []device.Lease) map[string]bool {
-	ids := map[string]bool{}
-	for _, other := range all {
-		if other.Unit != lease.Unit && other.Phase == device.Failed && other.FabricDevice != "" {
-			ids[other.FabricDevice] = true
 		}
 	}
 	return ids

@@ -1024,34 +1024,3 @@ func TestLeaving(t *testing.T) {
 		}
 	}
 }
-
-// TestVanishedComesBack: a device that somebody took away comes back by another unit's call, and is that unit's.
-func TestVanishedComesBack(t *testing.T) {
-	r, l := attachedUnit(t)
-	r.chassis = r.chassis[:1]
-	*r.chassis[0] = gpu{id: r.chassis[0].id, uuid: r.chassis[0].uuid, at: r.chassis[0].at}
-	r.clock.Step(time.Minute)
-	r.settle(t, l)
-	if got := r.lease(unit0); got.Phase != device.Failed || got.Failure.Reason != "Vanished" {
-		t.Fatalf("lease = %+v", got)
-	}
-	r.clear(unit0)
-	r.clock.Step(time.Second)
-	r.assign(unit1, "c2")
-	for range 20 {
-		r.settle(t, l)
-		r.clock.Step(time.Second)
-	}
-	if got, old := r.lease(unit1), r.lease(unit0); got.Phase != device.Attached || got.FabricDevice != r.chassis[0].id || old.FabricDevice != "" || len(r.calls) != 2 {
-		t.Fatalf("lease = %+v, the old one %+v, calls %q", got, old, r.calls)
-	}
-	if diff := cmp.Diff([][]string{{}, {}}, r.asked); diff != "" {
-		t.Errorf("what the machine had before each attach (-want +got):\n%s", diff)
-	}
-	r.clock.Step(10 * time.Minute)
-	r.settle(t, l)
-	if _, is := r.leases[unit0]; is || r.lease(unit1).Phase != device.Attached {
-		t.Errorf("leases = %+v, want the new one alone", r.leases)
-	}
-	r.innocent(t)
-}

@@ -117,7 +117,7 @@ func (v *view) evicted(ready bool) bool {
 		return false
 	}
 	if ready {
-		return v.serving || v.lease.Attempt.IsZero() && here(v)
+		return v.serving || v.lease.Attempt.IsZero() && demanded(v) && v.isThere(v.wanted)
 	}
 	return v.serving && v.demand.Attached
 }

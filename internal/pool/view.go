@@ -178,7 +178,12 @@ func (w *World) serves(n *Node) bool {
 
 // isHolder tells whether the node is the one that took the lease, not another of the same name.
 func (v *view) isHolder(n *Node) bool {
-	return n != nil && v.lease.Node == n.Name && v.lease.Machine == n.Machine && (v.lease.NodeUID == "" || v.lease.NodeUID == n.UID)
+	return v.isThere(n) && (v.lease.NodeUID == "" || v.lease.NodeUID == n.UID)
+}
+
+// isThere tells whether the unit's device is on the node, whose Node object may have been made anew since.
+func (v *view) isThere(n *Node) bool {
+	return n != nil && v.lease.Node == n.Name && v.lease.Machine == n.Machine
 }
 
 // holderActs tells whether somebody is there who carries the lease further: an agent on the machine that

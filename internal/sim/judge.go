@@ -189,7 +189,6 @@ func (s *Sim) rightWriter(before, after device.Lease) {
 	p := s.writer
 	lost := ""
 	switch {
-	case s.yields(before, after):
 	case before.FabricDevice != "" && after.FabricDevice == "" && after.Phase != device.Assigned:
 		lost = "its device " + before.FabricDevice
 	case before.UUID != "" && after.UUID == "" && after.Phase != device.Assigned:
@@ -206,17 +205,6 @@ func (s *Sim) rightWriter(before, after device.Lease) {
 	if before.Phase == device.Attached && (after.Phase == device.Assigned || after.Phase == device.Attaching) {
 		s.breakIt("lost-write", "%s wrote phase %s over %s on unit %s", p.name, after.Phase, before.Phase, after.Unit)
 	}
-}
-
-// yields: the holder of a unit whose device was taken away forgets the device, since another unit's call brought it back.
-func (s *Sim) yields(before, after device.Lease) bool {
-	if s.writer.node != before.Node || before.Phase != device.Failed || after.Phase != device.Failed || before.Failure.Reason != "Vanished" {
-		return false
-	}
-	return slices.ContainsFunc(listOf[*coordinationv1.Lease](s.api, leases), func(obj *coordinationv1.Lease) bool {
-		l, ok := leaseOf(obj)
-		return ok && l.Machine == before.Machine && l.Unit != before.Unit && l.FabricDevice == "" && !l.AskedAt.IsZero()
-	})
 }
 
 // rightMoment: a unit is called back, or taken from its claim, only when that is so.
