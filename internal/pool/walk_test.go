@@ -211,8 +211,8 @@ func wrongOffers(w *World, p *Plan, lease device.Lease, acts, keeps bool) []stri
 	never(ready.Effect == NoTaint && (!lease.Idle() || !acts || ready.Node != lease.Node), "offers at once what is not there, or not idle")
 	never(ready.Node != Nowhere && lease.UUID == "", "names a node for what is attached nowhere")
 	never(ready.Node == "" || onCall.Node != "" || !slices.Equal(ready.Units, onCall.Units), "the entries do not belong together")
-	there := slices.ContainsFunc(w.Nodes, func(n Node) bool {
-		return n.Name == lease.Node && n.UID == lease.NodeUID && n.Machine == lease.Machine
+	there := slices.ContainsFunc(w.Nodes, func(n Node) bool { // its Pods stay when the Node object is made anew
+		return n.Name == lease.Node && n.Machine == lease.Machine
 	})
 	running := slices.ContainsFunc(w.Demands, func(d Demand) bool {
 		bound := d.Attempt.Ready() && d.Reserved && !d.AttachFailed && d.Attempt.Node == lease.Node && there && lease.Attempt.IsZero()
