@@ -172,7 +172,9 @@ func appearing() []rule {
 		{"several came", (*Observation).ambiguous, func(o *Observation) Decision {
 			return o.fail("Ambiguous", device.BlameUnit, "the fabric manager gives no GPU UUID for %s, and more than one GPU came to this node: %s", o.Lease.FabricDevice, o.arrived())
 		}, "Either could be somebody else's; it is handed out to nobody."},
-		{"seen by all", func(o *Observation) bool { return o.usable(o.identity()) != nil && (o.byArrival() || !o.unidentified()) }, (*Observation).storeAttached, "Fabric, bus and driver show the same identity: only then a claim may be told."},
+		{"seen by all", func(o *Observation) bool {
+			return o.usable(o.identity()) != nil && (o.byArrival() || !o.unidentified())
+		}, (*Observation).storeAttached, "Fabric, bus and driver show the same identity: only then a claim may be told."},
 		{"not seen, too late", (*Observation).late, (*Observation).failUnseen, "It is there and cannot be used on this node; the failure speaks against the node."},
 		{"no driver", func(o *Observation) bool { return o.unbound() != nil && o.due(Bind) }, (*Observation).bind, "The kernel had its time to bind the driver by itself."},
 		{"not in NVML", func(o *Observation) bool { return o.unlisted() != nil && o.due(Discover) }, func(o *Observation) Decision {
