@@ -61,6 +61,12 @@ func capabilities(t *testing.T) string {
 				fabric.ExclusionFabric: "its fabric", fabric.ExclusionGlobal: "the whole installation",
 			}[c.Exclusion]
 		}},
+		{"one call may detach", func(c fabric.Capabilities) string {
+			if c.Batch > 1 {
+				return fmt.Sprintf("%d devices of a machine", c.Batch)
+			}
+			return "one device"
+		}},
 		{"it says which GPU a device is", func(c fabric.Capabilities) string { return yes(c.Identity) }},
 		{"limits of a machine", func(c fabric.Capabilities) string { return yes(c.Limits) }},
 		{"work can be called off", func(c fabric.Capabilities) string { return yes(c.Cancel) }},
