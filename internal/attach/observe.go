@@ -173,7 +173,7 @@ func (s *Settings) Joins(k Kind, p device.Phase, n int) bool {
 func (o *Observation) strangers() []string {
 	ids := make([]string, 0, len(o.Here))
 	for _, d := range o.Here {
-		if !o.Claimed[d.ID] && !o.Awaited[d.ID] {
+		if !o.Claimed[d.ID] && o.Awaited[d.ID] == 0 {
 			ids = append(ids, d.ID)
 		}
 	}
@@ -193,22 +193,24 @@ func (o *Observation) unchanged() bool { return slices.Equal(o.strangers(), o.Le
 func (o *Observation) open() bool { return o.Now.Before(o.OpenUntil) }
 
 // candidate is the device that answers the call: the one that was wanted, or one of the model, not there before,
-// nobody else's. Where the configuration has lost the model since, any device that came is. While a lease cannot be
-// read, none is.
+// nobody else's. Of several it is the one that may answer the fewest other calls: another unit, which stored it as
+// there before, would wait in vain for what this one took. Where the configuration has lost the model since, any
+// device that came is. While a lease cannot be read, none is.
 func (o *Observation) candidate() string {
 	if o.Unreadable {
 		return ""
 	}
+	id := ""
 	for _, d := range o.Here {
 		fits := (d.Model == o.FabricModel || o.FabricModel == "") && !slices.Contains(o.Lease.SetBefore, d.ID)
 		if o.Lease.Wanted != "" {
 			fits = d.ID == o.Lease.Wanted
 		}
-		if fits && !o.Claimed[d.ID] {
-			return d.ID
+		if fits && !o.Claimed[d.ID] && (id == "" || o.Awaited[d.ID] < o.Awaited[id]) {
+			id = d.ID
 		}
 	}
-	return ""
+	return id
 }
 
 // lists tells whether the fabric lists the device on this machine.

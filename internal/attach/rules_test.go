@@ -93,9 +93,10 @@ func looked(d time.Duration) mod { return func(o *Observation) { o.ListTriedAt =
 func before(ids ...string) mod   { return func(o *Observation) { o.Lease.SetBefore = ids } }
 func claimed(id string) mod      { return func(o *Observation) { o.Claimed = map[string]bool{id: true} } }
 
-func awaited(o *Observation)    { o.Awaited = map[string]bool{"d1": true} }
-func noModel(o *Observation)    { o.FabricModel = "" }
-func unreadable(o *Observation) { o.Unreadable = true }
+func awaited(o *Observation)      { o.Awaited = map[string]int{"d1": 1} }
+func awaitedFirst(o *Observation) { o.Awaited = map[string]int{"d0": 1} }
+func noModel(o *Observation)      { o.FabricModel = "" }
+func unreadable(o *Observation)   { o.Unreadable = true }
 func listFails(d time.Duration) mod {
 	return func(o *Observation) {
 		o.Fresh, o.ListTriedAt = false, ago(d)
@@ -323,6 +324,7 @@ var table = map[device.Phase][]row{
 		{situation: "nothing came in time, kept", mods: with(settled, nobody, kept, late), rule: "nothing came in time", want: Store, check: failed1("AttachTimeout", device.BlameUnit)},
 		{situation: "reply done, listed", mods: with(answered("", time.Second), here(ours)), rule: "one came", want: Store, check: became1},
 		{situation: "reply lost, listed", mods: with(answered(device.FaultUnknown, time.Second), here(ours)), rule: "one came", want: Store, check: became1},
+		{situation: "two came, and the first may be another unit's", mods: with(alsoHere("d0", model), alsoHere("d1", model), awaitedFirst), rule: "one came", want: Store, check: became1},
 		{situation: "restart, listed", mods: with(here(ours)), rule: "one came", want: Store, check: became1},
 		{situation: "restart, listed, another lease cannot be read", mods: with(here(ours), unreadable), rule: "a lease is unreadable", want: Wait, wake: 3 * time.Minute},
 		{situation: "too late, listed, another lease cannot be read", mods: with(late, settled, here(ours), unreadable), rule: "nothing came in time", want: Store},

@@ -111,9 +111,9 @@ type Observation struct {
 	// OpenUntil is how long an attach for another unit of this machine, which ended without an answer, may
 	// still take effect: what appears until then may be that unit's. It is zero if there is none.
 	OpenUntil time.Time
-	// Awaited are the devices that may answer an attach for another unit of this machine, one that is under way
-	// included.
-	Awaited map[string]bool
+	// Awaited counts the attaches for other units of this machine that a device may answer, those included that are
+	// under way.
+	Awaited map[string]int
 	// MaySend: this process stored the intent of this very attempt and has not sent the call yet.
 	MaySend bool
 	// FoundAt is when this process first saw the lease, if it was in this phase already: what was asked for it

@@ -385,8 +385,8 @@ func (u *unit) asking(lease device.Lease) bool {
 
 // openCalls looks at the attaches for other units of which it is not known what came: how long those that ended may
 // take effect, and which devices may answer one.
-func (l *Loop) openCalls(lease device.Lease, all []device.Lease, now time.Time) (until time.Time, awaited map[string]bool) {
-	awaited = map[string]bool{}
+func (l *Loop) openCalls(lease device.Lease, all []device.Lease, now time.Time) (until time.Time, awaited map[string]int) {
+	awaited = map[string]int{}
 	for _, other := range all {
 		if other.Unit == lease.Unit || other.FabricDevice != "" || other.AskedAt.IsZero() {
 			continue
@@ -401,7 +401,7 @@ func (l *Loop) openCalls(lease device.Lease, all []device.Lease, now time.Time) 
 		}
 		at := l.cfg.Settings.EffectUntil(other.AskedAt, mem.foundAt, mem.last)
 		if other.Wanted != "" {
-			awaited[other.Wanted] = true // what comes can be told from anything else
+			awaited[other.Wanted]++ // what comes can be told from anything else
 			continue
 		}
 		if !asking && at.After(until) {
@@ -410,7 +410,7 @@ func (l *Loop) openCalls(lease device.Lease, all []device.Lease, now time.Time) 
 		model := l.cfg.Model(other.Model)
 		for _, d := range l.machine.here {
 			if (asking || now.Before(at)) && (d.Model == model || model == "") && !slices.Contains(other.SetBefore, d.ID) {
-				awaited[d.ID] = true
+				awaited[d.ID]++
 			}
 		}
 	}

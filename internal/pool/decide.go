@@ -131,6 +131,12 @@ func servingRules() []unitRule {
 			"refuse", "Nobody is there to attach it or to say that it failed, and the Pod would wait for 10 minutes.",
 		},
 		{
+			"serving, does not become free", func(v *view) bool {
+				return v.serving && v.phase() == device.Releasing && v.waitedFor() && v.stuck()
+			}, (*view).refuseStuck,
+			"refuse", "It has to go back before its node can attach it for the claim, and may not for as long as the scheduler waits.",
+		},
+		{
 			"serving", func(v *view) bool { return v.serving }, nothing,
 			"nothing", "Its holder carries it on; that the claim is unreserved for a moment is a retry of the scheduler, no release.",
 		},
@@ -173,12 +179,8 @@ func leasedRules() []unitRule {
 			"release", "Its counter is taken by a claim of another node, so no ready allocation of it can follow.",
 		},
 		{
-			"wanted, somebody keeps it", free(func(v *view) bool {
-				return demanded(v) && !v.demand.Attempt.Ready() && v.lease.HeldBy != "" && !v.w.Now.Before(v.patientUntil())
-			}), func(v *view, p *Plan) {
-				v.refuse(p, &device.Failure{Reason: "InUse", Blame: device.BlameUnit, Message: "on node " + v.lease.Node + " it is held open by " + v.lease.HeldBy})
-			},
-			"refuse", "A container of a deleted Pod ends in seconds; who stays longer, as an administrator's Pod or a process without a claim, may stay for ever.",
+			"wanted, does not become free", free(func(v *view) bool { return v.waitedFor() && v.stuck() }), (*view).refuseStuck,
+			"refuse", "Who holds it longer than a container takes to end, as an administrator's Pod or a process without a claim, may stay for ever, and a detach whose answer was lost may take longer than the scheduler waits; another unit may be free.",
 		},
 		{
 			"wanted, on its way", free(demanded), note("is wanted and becomes free first"),
@@ -577,6 +579,35 @@ func (v *view) patientUntil() time.Time {
 	return at.Add(patience)
 }
 
+// waitedFor: a claim has waited for the unit for long enough.
+func (v *view) waitedFor() bool {
+	return demanded(v) && !v.demand.Attached && !v.demand.Attempt.Ready() && !v.w.Now.Before(v.patientUntil())
+}
+
+// stuck: somebody keeps the unit, or it should have become free by now.
+func (v *view) stuck() bool { return v.lease.HeldBy != "" || !v.w.Now.Before(v.lateAt()) }
+
+func (v *view) refuseStuck(p *Plan) {
+	f := &device.Failure{Reason: "NotFreeYet", Blame: device.BlameUnit, Message: fmt.Sprintf("it does not become free on node %s, where it is %s", v.lease.Node, v.phase())}
+	if v.lease.HeldBy != "" {
+		f.Reason, f.Message = "InUse", "on node "+v.lease.Node+" it is held open by "+v.lease.HeldBy
+	}
+	v.refuse(p, f)
+}
+
+// lateAfter is how long a unit that nobody uses any more is in one phase, where all goes well. A claim that waits for
+// it after that has 10 minutes in all, the scheduler's time for binding.
+const lateAfter = 4 * time.Minute
+
+// lateAt is when the unit has been in its phase for too long, by its holder's clock. A time in the future counts as now.
+func (v *view) lateAt() time.Time {
+	since := v.lease.ChangedAt
+	if since.After(v.w.Now) {
+		since = v.w.Now
+	}
+	return since.Add(lateAfter)
+}
+
 // times are the moments at which the unit's decision may change by itself.
 func (v *view) times() []time.Time {
 	if v.keepFor != nil {
@@ -586,8 +617,10 @@ func (v *view) times() []time.Time {
 		return nil
 	}
 	var at []time.Time
-	if demanded(v) && v.lease.HeldBy != "" {
-		at = append(at, v.patientUntil())
+	if demanded(v) {
+		at = append(at, v.patientUntil(), v.lateAt())
+	} else if v.phase() == device.Releasing {
+		at = append(at, v.lateAt())
 	}
 	if v.lease.Idle() && !v.kept {
 		at = append(at, v.coolUntil(), v.settledAt(v.unit.ReadyEntry()))

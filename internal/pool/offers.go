@@ -168,6 +168,12 @@ func onCallRules() []taintRule {
 			"The claim is refused next, and the node's label does not keep it from being given the same again.",
 		},
 		{
+			func(v *view) bool {
+				return v.serving && !v.demand.Attached && v.phase() == device.Releasing && v.stuck()
+			}, NoSchedule, "NotFreeYet", "a claim waits for it, and it is held or late on its way back",
+			"The claim is refused next, and must not be given the same again.",
+		},
+		{
 			func(v *view) bool { return !v.lease.Attempt.IsZero() }, NoTaint, "", "a claim has it",
 			"Its counter is taken, so nobody else can be given it.",
 		},
@@ -177,12 +183,12 @@ func onCallRules() []taintRule {
 		},
 		{
 			func(v *view) bool {
-				return v.phase() == device.Releasing && v.lease.HeldBy == "" || v.lease.Idle()
-			}, NoTaint, "", "idle, or going back and held by nobody",
+				return v.phase() == device.Releasing && !v.stuck() || v.lease.Idle()
+			}, NoTaint, "", "idle, or going back, held by nobody and not late",
 			"It is to be had after one release; such units are listed last, so that first fit takes free ones before.",
 		},
 		{
-			func(*view) bool { return true }, NoSchedule, "NotFreeYet", "its claim is gone, it is not idle yet, or held on its way back",
+			func(*view) bool { return true }, NoSchedule, "NotFreeYet", "its claim is gone, it is not idle yet, or held or late on its way back",
 			"It is still prepared, held open or on its way; how long that takes nobody knows.",
 		},
 	}

@@ -105,11 +105,23 @@ func serving(claim, entry string) func(*device.Lease) {
 }
 
 func idle(d time.Duration) func(*device.Lease) { return func(l *device.Lease) { l.IdleSince = ago(d) } }
-func deleting(l *device.Lease)                 { l.Deleting = true }
-func noted(l *device.Lease)                    { l.PreparedFor = []string{"uid-x"} }
-func held(l *device.Lease)                     { l.HeldBy = "python (7)" }
-func otherUID(l *device.Lease)                 { l.NodeUID = "uid-of-before" }
-func otherMachine(l *device.Lease)             { l.Machine = "m-of-before" }
+
+// waiting says that the lease serves a claim that was allocated then.
+func waiting(claim, at string) func(*device.Lease) {
+	return func(l *device.Lease) {
+		serving(claim, "a100-0")(l)
+		l.Attempt.AllocatedAt = at
+	}
+}
+
+func since(d time.Duration) func(*device.Lease) {
+	return func(l *device.Lease) { l.ChangedAt = ago(d) }
+}
+func deleting(l *device.Lease)     { l.Deleting = true }
+func noted(l *device.Lease)        { l.PreparedFor = []string{"uid-x"} }
+func held(l *device.Lease)         { l.HeldBy = "python (7)" }
+func otherUID(l *device.Lease)     { l.NodeUID = "uid-of-before" }
+func otherMachine(l *device.Lease) { l.Machine = "m-of-before" }
 func failed(reason string, b device.Blame) func(*device.Lease) {
 	return func(l *device.Lease) {
 		l.Failure = device.Failure{Reason: reason, Message: "the manager's words", Blame: b, RetryAfter: now.Add(time.Minute)}
@@ -379,9 +391,19 @@ var table = []row{
 	{"still prepared, wanted elsewhere", with(leased("a100-0", device.Attached), demand("c", "n2", "a100-0")), "wanted, on its way", outcome{Notes: 1}},
 	{"held open, wanted elsewhere just now", with(leased("a100-0", device.Attached, held), demand("c", "n2", "a100-0")), "wanted, on its way", outcome{Notes: 1}},
 	{"held open, wanted elsewhere by a clock far ahead", with(leased("a100-0", device.Attached, held), demand("c", "n2", "a100-0", allocated("2027-01-02T03:04:00Z"))), "wanted, on its way", outcome{Notes: 1}},
-	{"held open, wanted elsewhere for long, entry not tainted yet", with(leased("a100-0", device.Attached, held), demand("c", "n2", "a100-0", allocated("2026-01-02T03:00:00Z"))), "wanted, somebody keeps it", outcome{Notes: 1}},
-	{"held open, wanted elsewhere for long", with(leased("a100-0", device.Attached, held), demand("c", "n2", "a100-0", allocated("2026-01-02T03:00:00Z")), tainted("a100-0", 0)), "wanted, somebody keeps it", outcome{Refusals: []string{"InUse: c/a100-0"}}},
-	{"held open on its way back, wanted elsewhere for long", with(leased("a100-0", device.Releasing, held), demand("c", "n2", "a100-0", allocated("2026-01-02T03:00:00Z")), tainted("a100-0", 0)), "wanted, somebody keeps it", outcome{Refusals: []string{"InUse: c/a100-0"}}},
+	{"held open, wanted elsewhere for long, entry not tainted yet", with(leased("a100-0", device.Attached, held), demand("c", "n2", "a100-0", allocated("2026-01-02T03:00:00Z"))), "wanted, does not become free", outcome{Notes: 1}},
+	{"held open, wanted elsewhere for long", with(leased("a100-0", device.Attached, held), demand("c", "n2", "a100-0", allocated("2026-01-02T03:00:00Z")), tainted("a100-0", 0)), "wanted, does not become free", outcome{Refusals: []string{"InUse: c/a100-0"}}},
+	{"held open on its way back, wanted elsewhere for long", with(leased("a100-0", device.Releasing, held), demand("c", "n2", "a100-0", allocated("2026-01-02T03:00:00Z")), tainted("a100-0", 0)), "wanted, does not become free", outcome{Refusals: []string{"InUse: c/a100-0"}}},
+	{"long on its way back, wanted elsewhere just now", with(leased("a100-0", device.Releasing, since(5*time.Minute)), demand("c", "n2", "a100-0")), "wanted, on its way", outcome{Notes: 1}},
+	{"long on its way back, wanted elsewhere for long, entry not tainted yet", with(leased("a100-0", device.Releasing, since(5*time.Minute)), demand("c", "n2", "a100-0", allocated("2026-01-02T03:00:00Z"))), "wanted, does not become free", outcome{Notes: 1}},
+	{"long on its way back, wanted elsewhere for long", with(leased("a100-0", device.Releasing, since(5*time.Minute)), demand("c", "n2", "a100-0", allocated("2026-01-02T03:00:00Z")), tainted("a100-0", 0)), "wanted, does not become free", outcome{Refusals: []string{"NotFreeYet: c/a100-0"}}},
+	{"long on its way back, the Node was made anew since, wanted there for long", with(leased("a100-0", device.Releasing, otherUID, since(5*time.Minute)), demand("c", "n1", "a100-0", allocated("2026-01-02T03:00:00Z")), tainted("a100-0", 0)), "wanted, does not become free", outcome{Refusals: []string{"NotFreeYet: c/a100-0"}}},
+	{"long attaching for nobody, wanted elsewhere for long", with(leased("a100-0", device.Attaching, since(5*time.Minute)), demand("c", "n2", "a100-0", allocated("2026-01-02T03:00:00Z")), tainted("a100-0", 0)), "wanted, does not become free", outcome{Refusals: []string{"NotFreeYet: c/a100-0"}}},
+	{"on its way back for a short time, wanted elsewhere for long", with(leased("a100-0", device.Releasing), demand("c", "n2", "a100-0", allocated("2026-01-02T03:00:00Z"))), "wanted, on its way", outcome{Notes: 1}},
+	{"failed before, held open on its way back, given to a claim just now", with(leased("a100-0", device.Releasing, held, serving("c", "a100-0")), demand("c", "n1", "a100-0")), "serving", outcome{}},
+	{"failed before, held open on its way back, its claim has waited for long, entry not tainted yet", with(leased("a100-0", device.Releasing, held, waiting("c", "2026-01-02T03:00:00Z")), demand("c", "n1", "a100-0", allocated("2026-01-02T03:00:00Z"))), "serving, does not become free", outcome{Notes: 1}},
+	{"failed before, held open on its way back, its claim has waited for long", with(leased("a100-0", device.Releasing, held, waiting("c", "2026-01-02T03:00:00Z")), demand("c", "n1", "a100-0", allocated("2026-01-02T03:00:00Z")), tainted("a100-0", 0)), "serving, does not become free", outcome{Refusals: []string{"InUse: c/a100-0"}}},
+	{"long on its way back, its claim has waited for long", with(leased("a100-0", device.Releasing, since(5*time.Minute), waiting("c", "2026-01-02T03:00:00Z")), demand("c", "n1", "a100-0", allocated("2026-01-02T03:00:00Z")), tainted("a100-0", 0)), "serving, does not become free", outcome{Refusals: []string{"NotFreeYet: c/a100-0"}}},
 	{"idle, just prepared by its ready entry, wanted elsewhere", with(leased("a100-0", device.Attached, idle(time.Minute), noted), demand("c", "n2", "a100-0")), "wanted, on its way", outcome{Notes: 1}},
 	{"on its way back, wanted elsewhere", with(leased("a100-0", device.Releasing), demand("c", "n2", "a100-0")), "wanted, on its way", outcome{Notes: 1}},
 	{"lease deleted by a person, wanted here", with(leased("a100-0", device.Attached, idle(time.Minute), deleting), demand("c", "n1", "a100-0")), "wanted, on its way", outcome{Notes: 1}},

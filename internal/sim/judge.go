@@ -494,7 +494,7 @@ const toldAllMost = 2 * time.Minute
 
 func (s *Sim) toldMost() time.Duration { return max(attachMost, s.patience()) + 2*time.Minute }
 
-// toldInTime: when nothing goes wrong, a claim whose unit is free or on its node hears of it.
+// toldInTime: when nothing goes wrong, a claim hears of its unit, wherever that is.
 func (s *Sim) toldInTime(p *pod) {
 	if s.calm.IsZero() {
 		return
@@ -510,8 +510,8 @@ func (s *Sim) toldInTime(p *pod) {
 			if s.now().Sub(s.watch.touched[u]) <= s.toldMost() {
 				continue // it was held elsewhere, and came free since
 			}
-			l, leased := leaseOf(s.api.objects[leases][device.LeaseName(fabricID, u)])
-			if conditionOf(o, r) == "" && (!leased || l.Node == p.waiting) {
+			l, _ := leaseOf(s.api.objects[leases][device.LeaseName(fabricID, u)])
+			if conditionOf(o, r) == "" {
 				s.breakIt("not-told", "claim %s has waited %s for unit %s and heard nothing; its lease: %s", name, s.toldMost(), u, describe(l))
 			}
 		}
