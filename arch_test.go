@@ -54,9 +54,10 @@ var tiers = map[string]tier{
 	"internal/node":   loop,
 	"internal/leader": loop,
 
-	"internal/sim": joins,
-	"cmd":          joins,
-	"test":         joins,
+	"internal/manager": joins,
+	"internal/sim":     joins,
+	"cmd":              joins,
+	"test":             joins,
 }
 
 // place returns the entry of the map that a directory stands with.

@@ -17,6 +17,7 @@ import (
 	"github.com/cohdi/cohdi-agent/internal/attach"
 	"github.com/cohdi/cohdi-agent/internal/device"
 	"github.com/cohdi/cohdi-agent/internal/kubeletplugin"
+	"github.com/cohdi/cohdi-agent/internal/manager"
 	"github.com/cohdi/cohdi-agent/internal/node"
 	"github.com/cohdi/cohdi-agent/internal/nvml"
 )
@@ -160,7 +161,7 @@ func (h *healthMonitor) look(ctx context.Context) {
 		h.keep(nil)
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, localDeadline)
+	ctx, cancel := context.WithTimeout(ctx, manager.LocalDeadline)
 	defer cancel()
 	sight, err := h.host.Observe(ctx)
 	if err != nil {

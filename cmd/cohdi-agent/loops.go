@@ -12,73 +12,33 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-agent/internal/config"
-	"github.com/cohdi/cohdi-agent/internal/attach"
 	"github.com/cohdi/cohdi-agent/internal/claim"
 	"github.com/cohdi/cohdi-agent/internal/device"
-	"github.com/cohdi/cohdi-agent/internal/fabric"
 	"github.com/cohdi/cohdi-agent/internal/leader"
 	"github.com/cohdi/cohdi-agent/internal/lease"
+	"github.com/cohdi/cohdi-agent/internal/manager"
 	"github.com/cohdi/cohdi-agent/internal/node"
 	"github.com/cohdi/cohdi-agent/internal/nodestatus"
 	"github.com/cohdi/cohdi-agent/internal/pool"
 	"github.com/cohdi/cohdi-agent/internal/publish"
 )
 
-// What is not worth a setting: each is short against what it bounds or waits for.
+// What is not worth a setting.
 const (
-	// appear is how long the kernel gets to show a device by itself: a link that comes up takes 1 to 2 s.
-	appear = 3 * time.Second
-	// look, retry, busy and hold pace what does not announce itself.
-	look  = time.Second
-	retry = 500 * time.Millisecond
-	busy  = 5 * time.Second
-	hold  = 10 * time.Second
-	// freshFor is how long a list of the fabric counts as what is there now.
-	freshFor = 5 * time.Second
-	// callDeadline is what a call gets above what the manager may work on it: the client gives up by itself.
-	callDeadline  = 20 * time.Second
-	localDeadline = 40 * time.Second
 	writeDeadline = 10 * time.Second
 	countPause    = time.Second
 	debounce      = 20 * time.Millisecond
+	leaderRetry   = 500 * time.Millisecond
 )
 
 func (m *membership) nodeConfig(at seat, f config.Fabric) node.Config {
-	models, can := m.managers[f.ID].models, m.managers[f.ID].Capabilities()
-	return node.Config{
-		Node: m.a.o.node, Machine: at.machine, Fabric: f.ID,
-		Settings: attach.Settings{
-			Parallel: can.Exclusion == fabric.ExclusionNone && can.Identity, Batch: can.Batch, Arrival: !can.Identity,
-			Deadline: m.cfg.Timings.AttachDeadline, Patience: patience(can.Exclusion), MaxCall: max(f.CallTimeout, can.MaxCall), Settle: max(f.Settle, can.Settle), Look: look, Appear: appear, Retry: retry,
-			Busy: busy, Hold: hold, RetryAfter: m.cfg.Timings.RetryAfter,
-		},
-		FreshFor: freshFor, Resync: m.cfg.Timings.NodeList, CallDeadline: f.CallTimeout + callDeadline, LocalDeadline: localDeadline,
-		Leases: allLeases{m.a.leases}, Manager: managerOfNode{m.managers[f.ID]}, Batcher: managerOfNode{m.managers[f.ID]}.batcher(), Host: m.a.machine,
-		Claims: claim.New(claim.Options{Client: m.a.client, Clock: m.a.clock}), Prepared: m.a.machine, Observer: m.a.obs,
-		Model: func(name device.Model) string { return models[name] }, Clock: m.a.clock,
-	}
-}
-
-// queueMost is how long an attach may take where nodes wait for each other at the manager: less than the 10 minutes
-// after which the scheduler gives up by itself.
-const queueMost = 9 * time.Minute
-
-// queues: one call occupies more than the machine that it is for, so that nodes take turns.
-func queues(e fabric.Exclusion) bool {
-	return e == fabric.ExclusionGlobal || e == fabric.ExclusionFabric
-}
-
-// patience is how long an attach may take where that is so.
-func patience(e fabric.Exclusion) time.Duration {
-	if queues(e) {
-		return queueMost
-	}
-	return 0
-}
-
-// addressable: the manager lists what is free, and takes the very device that is asked for.
-func addressable(can fabric.Capabilities) bool {
-	return can.AddressableAttach && can.Free == fabric.FreeList
+	c := m.managers[f.ID].NodeConfig(manager.Times{
+		AttachDeadline: m.cfg.Timings.AttachDeadline, RetryAfter: m.cfg.Timings.RetryAfter, CallTimeout: f.CallTimeout, Settle: f.Settle,
+	})
+	c.Node, c.Machine, c.Fabric, c.Resync = m.a.o.node, at.machine, f.ID, m.cfg.Timings.NodeList
+	c.Leases, c.Claims, c.Prepared = allLeases{m.a.leases}, claim.New(claim.Options{Client: m.a.client, Clock: m.a.clock}), m.a.machine
+	c.Host, c.Observer, c.Clock = m.a.machine, m.a.obs, m.a.clock
+	return c
 }
 
 // term runs this agent's part in the election of its fabric, and leads while it is elected.
@@ -147,7 +107,7 @@ func (t *term) modelNames() []device.Model {
 
 // lead runs the fabric's policy until ctx ends. Everything it watches is watched only while it leads.
 func (t *term) lead(ctx context.Context) error {
-	a := t.m.a
+	a, manages := t.m.a, t.m.managers[t.fabric.ID]
 	leases, err := lease.NewFabricStore(t.fabric.ID, lease.Options{Client: a.client, Clock: a.clock, Changed: func(string) { t.poke() }})
 	if err != nil {
 		return err
@@ -174,13 +134,14 @@ func (t *term) lead(ctx context.Context) error {
 		Settings: pool.Settings{
 			CoolDown: t.m.cfg.Timings.CoolDown, ReadySettle: t.m.cfg.Timings.ReadySettle,
 			AgentAway: t.m.cfg.Timings.AgentAway, Slots: t.fabric.SlotsPerNode, NodeSlots: t.fabric.Slots,
-			ForgetUnit: t.m.cfg.Timings.ForgetUnit, Addressable: addressable(t.m.managers[t.fabric.ID].Capabilities()),
+			ForgetUnit: t.m.cfg.Timings.ForgetUnit, Addressable: manages.Addressable(),
 			Adopt: t.m.cfg.ForeignDevices == config.ForeignAdopt, AdoptAfter: t.m.cfg.Timings.AdoptAfter,
 		},
-		CountEvery: t.m.cfg.Timings.LeaderList, CountPause: countPause, LimitEvery: t.m.cfg.Timings.NodeList, Debounce: debounce, Retry: retry,
-		CallDeadline: t.fabric.CallTimeout + callDeadline, WriteDeadline: writeDeadline,
+		CountEvery: t.m.cfg.Timings.LeaderList, CountPause: countPause, LimitEvery: t.m.cfg.Timings.NodeList, Debounce: debounce, Retry: leaderRetry,
+		CallDeadline: t.fabric.CallTimeout + manager.CallDeadline, WriteDeadline: writeDeadline,
 		Leases: allLeases{leases}, Claims: demands, Nodes: members, Publisher: publisher,
-		Manager: managerOfFabric{t.m.managers[t.fabric.ID]}, Limiter: managerOfFabric{t.m.managers[t.fabric.ID]}.limiter(), Election: t.election, Observer: &leaderObserver{observer: a.obs, fabric: t.fabric.ID, consumers: claim.New(claims).Consumers, onlookers: demands.Onlookers}, Clock: a.clock,
+		Manager: manages.OfFabric(), Limiter: manages.Limiter(), Election: t.election, Clock: a.clock,
+		Observer: &leaderObserver{observer: a.obs, fabric: t.fabric.ID, consumers: claim.New(claims).Consumers, onlookers: demands.Onlookers},
 	})
 	var all sync.WaitGroup
 	defer all.Wait()
@@ -199,7 +160,7 @@ func (t *term) lead(ctx context.Context) error {
 	}
 	t.setLoop(loop)
 	defer t.setLoop(nil)
-	if watcher, can := t.m.managers[t.fabric.ID].Manager.(fabric.Watcher); can {
+	if watcher := manages.Watcher(); watcher != nil {
 		all.Go(func() {
 			if err := watcher.Watch(ctx, loop.Hint); err != nil && ctx.Err() == nil {
 				klog.FromContext(ctx).Info("The fabric manager tells of no changes; it is asked every now and then", "err", err)

@@ -19,6 +19,7 @@ import (
 	"github.com/cohdi/cohdi-agent/internal/device"
 	"github.com/cohdi/cohdi-agent/internal/lease"
 	"github.com/cohdi/cohdi-agent/internal/machine"
+	"github.com/cohdi/cohdi-agent/internal/manager"
 	"github.com/cohdi/cohdi-agent/internal/metrics"
 	"github.com/cohdi/cohdi-agent/internal/node"
 	"github.com/cohdi/cohdi-agent/internal/nodestatus"
@@ -42,7 +43,7 @@ type seat struct {
 type membership struct {
 	a        *agent
 	cfg      config.Config
-	managers map[device.FabricID]*manager
+	managers map[device.FabricID]*manager.Manager
 	look     chan struct{}
 	own      *ownPool
 
@@ -73,7 +74,7 @@ type membership struct {
 const notInFabric = machine.NotInFabric
 
 func newMembership(a *agent, cfg config.Config) (*membership, error) {
-	m := &membership{a: a, cfg: cfg, managers: map[device.FabricID]*manager{}, look: make(chan struct{}, 1)}
+	m := &membership{a: a, cfg: cfg, managers: map[device.FabricID]*manager.Manager{}, look: make(chan struct{}, 1)}
 	m.own = newOwnPool(m)
 	for i := range cfg.Fabrics {
 		f := &cfg.Fabrics[i]
@@ -85,12 +86,12 @@ func newMembership(a *agent, cfg config.Config) (*membership, error) {
 		if err != nil {
 			return nil, usageError{fmt.Errorf("fabric %s: %w", f.ID, err)}
 		}
-		m.managers[f.ID] = &manager{
-			Manager: client, clock: a.clock, models: f.FabricModels(), answered: m.tellFabric,
-			timed: func(op metrics.Operation, took time.Duration, err error) {
+		m.managers[f.ID] = manager.New(manager.Options{
+			Client: client, Clock: a.clock, Models: f.FabricModels(), Answered: m.tellFabric,
+			Timed: func(op metrics.Operation, took time.Duration, err error) {
 				a.metrics.Requested(f.ID, op, took, faultOf(err))
 			},
-		}
+		})
 	}
 	return m, nil
 }
@@ -165,9 +166,9 @@ func (m *membership) logOut(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, logOutMost)
 	defer cancel()
 	var all sync.WaitGroup
-	for id, manager := range m.managers {
+	for id, asked := range m.managers {
 		all.Go(func() {
-			if err := manager.Close(ctx); err != nil {
+			if err := asked.Close(ctx); err != nil {
 				klog.FromContext(ctx).V(1).Info("The session at a fabric manager could not be ended", "fabric", id, "err", err)
 			}
 		})
@@ -216,12 +217,14 @@ func (m *membership) find(ctx context.Context) (at seat, known bool) {
 // machine is no other Node's.
 func (m *membership) decide(ctx context.Context, facts *machine.Facts, labels map[string]string) machine.Decision {
 	facts.Listed = map[device.Machine][]device.FabricID{}
-	for id, manager := range m.managers {
-		if f, _ := m.cfg.Fabric(id); !f.Selects(labels) {
+	for i := range m.cfg.Fabrics {
+		f := &m.cfg.Fabrics[i]
+		if !f.Selects(labels) {
 			continue
 		}
+		id := f.ID
 		call, cancel := context.WithTimeout(ctx, time.Minute)
-		all, err := manager.machines(call)
+		all, err := m.managers[id].Machines(call)
 		cancel()
 		if err != nil {
 			facts.Unasked = append(facts.Unasked, id)
@@ -298,7 +301,7 @@ func (m *membership) recover(ctx context.Context, at seat) {
 	m.asked = m.a.clock.Now()
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	m.managers[at.fabric].health(ctx)
+	m.managers[at.fabric].Ask(ctx)
 }
 
 func (m *membership) because(why, whyNot string) {
@@ -371,7 +374,7 @@ func (m *membership) sit(ctx context.Context, at seat) func() {
 
 // turn is this node's place in the line at a manager that does one thing at a time for all nodes, nil at any other.
 func (m *membership) turn(at seat, f *config.Fabric) *lease.Turn {
-	if !queues(m.managers[at.fabric].Capabilities().Exclusion) {
+	if !m.managers[at.fabric].Queues() {
 		return nil
 	}
 	turn, err := lease.NewTurn(lease.TurnOptions{
@@ -398,8 +401,9 @@ func (m *membership) fabricCondition() nodestatus.Condition {
 	m.mu.Unlock()
 	c := nodestatus.Condition{Type: nodestatus.FabricReady, Status: corev1.ConditionFalse, Reason: why, Message: whyNot}
 	if at.fabric == "" {
-		for id, manager := range m.managers {
-			if err, asked := manager.Trouble(); asked && err != nil {
+		for i := range m.cfg.Fabrics { // in one order, so that the condition does not change by itself
+			id := m.cfg.Fabrics[i].ID
+			if err, asked := m.managers[id].Trouble(); asked && err != nil {
 				c.Reason, c.Message = faultReason(err), fmt.Sprintf("fabric %s: %v", id, err)
 			}
 		}

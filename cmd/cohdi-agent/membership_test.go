@@ -24,6 +24,7 @@ import (
 	"github.com/cohdi/cohdi-agent/internal/device"
 	"github.com/cohdi/cohdi-agent/internal/fabric"
 	"github.com/cohdi/cohdi-agent/internal/machine"
+	"github.com/cohdi/cohdi-agent/internal/manager"
 	"github.com/cohdi/cohdi-agent/internal/metal3"
 	"github.com/cohdi/cohdi-agent/internal/metrics"
 	"github.com/cohdi/cohdi-agent/internal/nodestatus"
@@ -122,9 +123,9 @@ func newPlace(t *testing.T, provider string, listed ...device.Machine) *place {
 	a := &agent{o: options{node: "n1"}, clock: p.clock, client: p.kube, chain: metal3.New(p.hosts), watch: nodestatus.NewWatch(p.kube, "n1")}
 	p.membership = &membership{
 		a: a, cfg: config.Config{Fabrics: []config.Fabric{{ID: "0"}}, Timings: config.Timings{NodeList: 10 * time.Minute}},
-		managers: map[device.FabricID]*manager{"0": {
-			Manager: p.manager, clock: p.clock, answered: func() {}, timed: func(metrics.Operation, time.Duration, error) {},
-		}},
+		managers: map[device.FabricID]*manager.Manager{"0": manager.New(manager.Options{
+			Client: p.manager, Clock: p.clock, Answered: func() {}, Timed: func(metrics.Operation, time.Duration, error) {},
+		})},
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -251,7 +252,9 @@ func (p *parting) Close(ctx context.Context) error {
 func TestLogOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quick, slow := &parting{}, &parting{hangs: true}
-		m := &membership{managers: map[device.FabricID]*manager{"0": {Manager: slow}, "1": {Manager: quick}}}
+		m := &membership{managers: map[device.FabricID]*manager.Manager{
+			"0": manager.New(manager.Options{Client: slow}), "1": manager.New(manager.Options{Client: quick}),
+		}}
 		began := time.Now()
 		m.logOut(t.Context())
 		if quick.closed != 1 || slow.closed != 1 || time.Since(began) > logOutMost {

@@ -13,6 +13,7 @@ import (
 	"github.com/cohdi/cohdi-agent/cmd/cohdi-agent/internal/config"
 	"github.com/cohdi/cohdi-agent/internal/attach"
 	"github.com/cohdi/cohdi-agent/internal/device"
+	"github.com/cohdi/cohdi-agent/internal/manager"
 	"github.com/cohdi/cohdi-agent/internal/node"
 	"github.com/cohdi/cohdi-agent/internal/nodestatus"
 	"github.com/cohdi/cohdi-agent/internal/pool"
@@ -48,13 +49,13 @@ func (m *membership) surveyBy(ctx context.Context, o outlook, trouble string) fu
 		Node: a.o.node, Machine: o.at.machine, NoFabric: o.none, Trouble: trouble, BuiltIn: map[device.PCIAddress]bool{},
 		Leases: a.leases, Host: a.machine, RetryFirst: retryFirst, RetryMost: retryMost, Debounce: surveyDebounce,
 		Resync:       m.cfg.Timings.NodeList + rand.N(m.cfg.Timings.NodeList/10+1), //nolint:gosec // jitter
-		CallDeadline: callDeadline, LocalDeadline: localDeadline, Clock: a.clock, Changed: m.found(o.at.fabric),
+		CallDeadline: manager.CallDeadline, LocalDeadline: manager.LocalDeadline, Clock: a.clock, Changed: m.found(o.at.fabric),
 	}
 	for _, at := range m.cfg.BuiltIn[a.o.node] {
 		cfg.BuiltIn[at] = true
 	}
 	if o.at.fabric != "" {
-		cfg.Manager, cfg.Trouble = managerOfNode{m.managers[o.at.fabric]}, "not yet"
+		cfg.Manager, cfg.Trouble = m.managers[o.at.fabric].OfNode(), "not yet"
 	}
 	survey := node.NewSurvey(cfg)
 	m.mu.Lock()
