@@ -43,6 +43,7 @@ test: tools static unit-race cluster-test e2e ## Every test that takes less than
 .PHONY: test-long
 test-long: test programs ## All of that, and the end-to-end tests five times over on one cluster
 	$(CLUSTER) up --chassis $(CHASSIS)
+	go test -count=1 -timeout=1h -v -run "^TestModel$$" ./internal/pool -args -full
 	go test -count=5 -timeout=3h ./test/e2e/...
 	$(CLUSTER) down
 
