@@ -19,6 +19,8 @@ import (
 	"github.com/cohdi/cohdi-agent/internal/device"
 	"github.com/cohdi/cohdi-agent/internal/fabric"
 	"github.com/cohdi/cohdi-agent/internal/fabric/fabrictest"
+	"github.com/cohdi/cohdi-agent/internal/manager"
+	"github.com/cohdi/cohdi-agent/internal/metrics"
 	"github.com/cohdi/cohdi-agent/internal/node"
 )
 
@@ -31,10 +33,12 @@ const (
 // Times of the agent; those of a manager come from its setting.
 const (
 	deadline   = 4 * time.Minute
-	patience   = 9 * time.Minute
 	retryAfter = time.Minute
-	callGrace  = 20 * time.Second
 )
+
+func (s *setting) times() manager.Times {
+	return manager.Times{AttachDeadline: deadline, RetryAfter: retryAfter, CallTimeout: s.call, Settle: s.settle}
+}
 
 var errDead = errors.New("this process is dead")
 
@@ -56,6 +60,7 @@ type agent struct {
 type process struct {
 	*agent
 	manager fabric.Manager
+	joint   *manager.Manager
 	loop    *node.Loop
 	end     func()
 
@@ -97,23 +102,17 @@ func (b *bench) agent(name string) *agent {
 func (a *agent) start(dieAt int, after bool) {
 	a.b.t.Helper()
 	p := &process{agent: a, manager: a.b.client(), dieAt: dieAt, after: after}
-	can, s := p.manager.Capabilities(), a.b.setting
-	settings := attach.Settings{
-		Parallel: can.Exclusion == fabric.ExclusionNone && can.Identity, Arrival: !can.Identity, Deadline: deadline,
-		MaxCall: max(s.call, can.MaxCall), Settle: max(s.settle, can.Settle), Look: time.Second, Appear: 3 * time.Second,
-		Retry: 500 * time.Millisecond, Busy: 5 * time.Second, Hold: 10 * time.Second, RetryAfter: retryAfter,
-	}
-	if can.Exclusion == fabric.ExclusionGlobal || can.Exclusion == fabric.ExclusionFabric {
-		settings.Patience = patience
-	}
-	p.loop = node.New(node.Config{
-		Node: a.name, Machine: a.machine, Fabric: "0", Settings: settings, FreshFor: 5 * time.Second, Resync: 10 * time.Minute,
-		CallDeadline: s.call + callGrace, LocalDeadline: 40 * time.Second, Leases: p, Manager: p, Host: p, Claims: p, Prepared: p, Observer: p,
-		Model: func(m device.Model) string {
-			return map[device.Model]string{modelA: fabrictest.ModelA, modelB: fabrictest.ModelB}[m]
-		},
-		Clock: clock.RealClock{},
+	p.joint = manager.New(manager.Options{
+		Client: p.manager, Clock: clock.RealClock{}, Models: map[device.Model]string{modelA: fabrictest.ModelA, modelB: fabrictest.ModelB},
+		Timed: func(metrics.Operation, time.Duration, error) {}, Answered: func() {},
 	})
+	c := p.joint.NodeConfig(a.b.setting.times())
+	c.Node, c.Machine, c.Fabric, c.Resync = a.name, a.machine, "0", 10*time.Minute
+	c.Leases, c.Manager, c.Host, c.Claims, c.Prepared, c.Observer, c.Clock = p, p, p, p, p, p, clock.RealClock{}
+	if c.Batcher != nil {
+		c.Batcher = p
+	}
+	p.loop = node.New(c)
 	ctx, cancel := context.WithCancel(a.b.t.Context())
 	var work sync.WaitGroup
 	work.Go(func() { p.loop.Run(ctx) })
@@ -238,53 +237,49 @@ func (b *bench) device(id string) (core.Device, bool) {
 	return found[0], true
 }
 
-// The manager, as the agent's own joint has it.
-
-func intent(c node.Call) fabric.Intent {
-	return fabric.Intent{Machine: c.Machine, Model: c.Model, Device: c.Device, Before: c.Before}
-}
-
-func work(op fabric.Operation) node.Work {
-	switch op.State {
-	case fabric.Pending, fabric.Suspended:
-		return node.Work{Handle: op.Handle, PollAfter: op.PollAfter, Fault: op.Fault}
-	case fabric.Failed, fabric.Done:
-	}
-	return node.Work{Fault: op.Fault}
-}
+// The manager, by the agent's own joint; each call may be the process's last.
 
 func (p *process) ListAttached(ctx context.Context, m device.Machine) (list []device.OnFabric, err error) {
-	err = p.step(func() error {
-		lists, failed := p.manager.ListAttached(ctx, []device.Machine{m})
-		list = lists[m]
-		return failed[m]
+	err = p.step(func() (err error) {
+		list, err = p.joint.OfNode().ListAttached(ctx, m)
+		return err
 	})
 	return list, err
 }
 
-func (p *process) call(do func() (fabric.Operation, error)) (w node.Work, err error) {
-	err = p.step(func() error {
-		op, fault := do()
-		w = work(op)
-		return fault
+func (p *process) call(do func() (node.Work, error)) (w node.Work, err error) {
+	err = p.step(func() (err error) {
+		w, err = do()
+		return err
 	})
 	return w, err
 }
 
 func (p *process) Attach(ctx context.Context, c node.Call) (node.Work, error) {
-	return p.call(func() (fabric.Operation, error) { return p.manager.Attach(ctx, intent(c)) })
+	return p.call(func() (node.Work, error) { return p.joint.OfNode().Attach(ctx, c) })
 }
 
 func (p *process) Detach(ctx context.Context, c node.Call) (node.Work, error) {
-	return p.call(func() (fabric.Operation, error) { return p.manager.Detach(ctx, intent(c)) })
+	return p.call(func() (node.Work, error) { return p.joint.OfNode().Detach(ctx, c) })
+}
+
+func (p *process) DetachAll(ctx context.Context, calls []node.Call) []node.Answer {
+	var answers []node.Answer
+	err := p.step(func() error {
+		answers = p.joint.Batcher().DetachAll(ctx, calls)
+		return nil
+	})
+	if err != nil {
+		answers = make([]node.Answer, len(calls))
+		for i := range answers {
+			answers[i].Err = err
+		}
+	}
+	return answers
 }
 
 func (p *process) Poll(ctx context.Context, k attach.Kind, c node.Call, handle string) (node.Work, error) {
-	op := fabric.Operation{Kind: fabric.KindAttach, State: fabric.Pending, Intent: intent(c), Handle: handle}
-	if k == attach.SendDetach {
-		op.Kind = fabric.KindDetach
-	}
-	return p.call(func() (fabric.Operation, error) { return p.manager.Poll(ctx, op) })
+	return p.call(func() (node.Work, error) { return p.joint.OfNode().Poll(ctx, k, c, handle) })
 }
 
 // The host: the node's side of the chassis.
@@ -514,8 +509,7 @@ func (a *agent) fails(u device.Unit, reasons ...string) {
 // nothing has come.
 func (a *agent) servesInTime(u device.Unit) {
 	a.b.t.Helper()
-	can, s := a.p.manager.Capabilities(), a.b.setting
-	if max(s.call, can.MaxCall)+max(s.settle, can.Settle) < deadline {
+	if s := a.p.joint.NodeConfig(a.b.setting.times()).Settings; s.MaxCall+s.Settle < deadline {
 		a.serves(u)
 		return
 	}

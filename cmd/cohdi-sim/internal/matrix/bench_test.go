@@ -96,6 +96,8 @@ type setting struct {
 	requests, listing int
 	// mute: it does not say how work has ended.
 	mute bool
+	// sideBySide: the agent is told that calls for one machine may go side by side.
+	sideBySide bool
 	// call and settle are the agent's callTimeout and settle; a minute each if zero.
 	call, settle time.Duration
 	// not says why a row cannot be run here, by its name.

@@ -32,6 +32,7 @@ func faceFM() *face {
 			{name: "busy", policies: simapi.Policies{Serialization: "busy409"}},
 			{name: "one for the fabric", policies: simapi.Policies{Serialization: "perFabric"}},
 			{name: "none waits", policies: simapi.Policies{Serialization: "none"}},
+			{name: "side by side", policies: simapi.Policies{Serialization: "none"}, sideBySide: true},
 			{name: "worst first", policies: simapi.Policies{Pick: "worst"}},
 			{name: "none free 409", policies: simapi.Policies{NoCapacity: "409", Shortage: "partial"}},
 			{name: "none free 400", policies: simapi.Policies{NoCapacity: "400", UnknownModel: "404"}},
@@ -49,8 +50,12 @@ func faceFM() *face {
 			}, b.Core.Close
 		},
 		manager: func(b *bench) (fabric.Manager, error) {
+			exclusion := fabric.ExclusionMachine
+			if b.setting.sideBySide {
+				exclusion = fabric.ExclusionNone
+			}
 			return client.New(client.Config{
-				Endpoint: b.Server.URL, Tenant: b.Config.Tenant, Credentials: b.dir, UpdateTimeout: b.setting.call, Exclusion: fabric.ExclusionMachine, Dial: b.Dial(),
+				Endpoint: b.Server.URL, Tenant: b.Config.Tenant, Credentials: b.dir, UpdateTimeout: b.setting.call, Exclusion: exclusion, Dial: b.Dial(),
 			})
 		},
 		login:  func(b *bench) map[string]string { return b.Files() },

@@ -49,6 +49,41 @@ func severalOnOne(b *bench) {
 	}
 }
 
+// backTogether: three units go back at the same moment, and the manager refuses some calls. Where it takes several
+// detaches in one call, what is ready together is one.
+func backTogether(refused int) func(b *bench) {
+	return func(b *bench) {
+		b.t.Helper()
+		a := b.agent("n1")
+		units := []device.Unit{a.assign(modelA), a.assign(modelB), a.assign(modelA)}
+		for _, u := range units {
+			a.serves(u)
+		}
+		before, most := b.changes(), len(units)
+		if b.leader.Capabilities().Batch >= len(units) {
+			most = 2 // the first may have gone before the others are off the bus
+		}
+		begun := make(chan struct{})
+		go func() {
+			defer close(begun)
+			for _, u := range units {
+				a.release(u)
+			}
+		}()
+		if refused > 0 {
+			b.face.refuseDetach(b, refused)
+		}
+		<-begun
+		for _, u := range units {
+			a.gone(u)
+		}
+		if n := b.changes() - before; refused == 0 && n > most {
+			b.t.Errorf("%d calls gave three back, at most %d", n, most)
+		}
+		b.proved(fmt.Sprintf("%d calls gave three back", b.changes()-before))
+	}
+}
+
 // parallelHosts: both hosts want one of two, and then both the last one.
 func parallelHosts(b *bench) {
 	one, two := b.agent("n1"), b.agent("n2")

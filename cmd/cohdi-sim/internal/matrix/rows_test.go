@@ -55,6 +55,14 @@ func rows() []row {
 			asks: "three units have three devices",
 		},
 		{
+			ids: []string{"SC2"}, name: "several go back at once", layer: recipe, run: backTogether(0), quiet: true, changes: 6, lives: 4,
+			asks: "what the manager takes in one call is one call, two at most",
+		},
+		{
+			ids: []string{"FT21", "SC2", "SC16"}, name: "several go back, refused at first", layer: recipe, run: backTogether(1), changes: 10, lives: 5, more: 120,
+			asks: "each is asked for again, and comes back",
+		},
+		{
 			ids: []string{"SC3", "FT27"}, name: "hosts in parallel", layer: recipe, run: parallelHosts, changes: 40, lives: 12, more: 60,
 			asks: "each has its own; of two that want the last one, one gets it",
 		},
