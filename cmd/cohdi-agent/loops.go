@@ -34,8 +34,9 @@ const (
 func (m *membership) nodeConfig(at seat, f config.Fabric) node.Config {
 	c := m.managers[f.ID].NodeConfig(manager.Times{
 		AttachDeadline: m.cfg.Timings.AttachDeadline, RetryAfter: m.cfg.Timings.RetryAfter, CallTimeout: f.CallTimeout, Settle: f.Settle,
+		Resync: m.cfg.Timings.NodeList,
 	})
-	c.Node, c.Machine, c.Fabric, c.Resync = m.a.o.node, at.machine, f.ID, m.cfg.Timings.NodeList
+	c.Node, c.Machine, c.Fabric = m.a.o.node, at.machine, f.ID
 	c.Leases, c.Claims, c.Prepared = allLeases{m.a.leases}, claim.New(claim.Options{Client: m.a.client, Clock: m.a.clock}), m.a.machine
 	c.Host, c.Observer, c.Clock = m.a.machine, m.a.obs, m.a.clock
 	return c
@@ -134,7 +135,7 @@ func (t *term) lead(ctx context.Context) error {
 		Settings: pool.Settings{
 			CoolDown: t.m.cfg.Timings.CoolDown, ReadySettle: t.m.cfg.Timings.ReadySettle,
 			AgentAway: t.m.cfg.Timings.AgentAway, Slots: t.fabric.SlotsPerNode, NodeSlots: t.fabric.Slots,
-			ForgetUnit: t.m.cfg.Timings.ForgetUnit, Addressable: manages.Addressable(),
+			ForgetUnit: t.m.cfg.Timings.ForgetUnit, Addressable: manages.Addressable(), Arrival: !manages.Capabilities().Identity,
 			Adopt: t.m.cfg.ForeignDevices == config.ForeignAdopt, AdoptAfter: t.m.cfg.Timings.AdoptAfter,
 		},
 		CountEvery: t.m.cfg.Timings.LeaderList, CountPause: countPause, LimitEvery: t.m.cfg.Timings.NodeList, Debounce: debounce, Retry: leaderRetry,

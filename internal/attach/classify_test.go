@@ -191,11 +191,11 @@ func TestAdopted(t *testing.T) {
 	now := time.Unix(5000, 0)
 	at := device.PCIAddress{Bus: 0x3d}
 	o := Observation{
-		Now: now, Settings: Settings{Deadline: time.Minute, Retry: time.Second, Hold: time.Second, Appear: time.Second, Busy: time.Second},
+		Now: now, Settings: Settings{Deadline: time.Minute, Retry: time.Second, Hold: time.Second, Appear: time.Second, Busy: time.Second, Resync: time.Minute},
 		Lease:       device.Lease{Fabric: "0", Unit: "a100-0", Model: "a100", Phase: device.Attaching, FabricDevice: "res-1", AcquiredAt: now, ChangedAt: now},
 		FabricModel: "M", Here: []device.OnFabric{{ID: "res-1", Model: "M", UUID: "GPU-1", Health: device.HealthOK}},
 		Bus: []Function{{Address: at, Driver: "nvidia"}}, NVML: []GPU{{Address: at, UUID: "GPU-1"}},
-		Tried: map[Kind]Try{}, PreparedKnown: true,
+		Tried: map[Kind]Try{}, PreparedKnown: true, ListTriedAt: now,
 	}
 	var did []Kind
 	for range 10 {

@@ -99,7 +99,11 @@ func (o *Observation) lookPause() time.Duration {
 }
 
 func (o *Observation) waitForMachine() Decision {
-	return o.wait("another unit's call for this machine goes first")
+	const why = "another unit's call for this machine goes first"
+	if at := o.deadline(); at.After(o.Now) && (o.Lease.Phase == device.Assigned || o.Lease.Phase == device.Attaching) {
+		return o.waitUntil(at, why)
+	}
+	return o.wait(why)
 }
 
 func (o *Observation) waitForWork() Decision {
@@ -310,6 +314,15 @@ func (o *Observation) failLate() Decision {
 func (o *Observation) failCritical() Decision {
 	return o.fail("DeviceCritical", device.BlameUnit, "the fabric manager reports %s as critical (%s); it stays attached, out of use",
 		o.Lease.FabricDevice, o.onFabric().HealthText)
+}
+
+// failLost gives up what could be used here once: the driver does not answer at all, or not for this one.
+func (o *Observation) failLost() Decision {
+	blame := device.BlameUnit
+	if o.NVMLState != "" {
+		blame = device.BlameNode
+	}
+	return o.fail("NotUsable", blame, "%s is attached, and could not be used for %s: %s", o.Lease.UUID, o.Settings.Deadline, o.unseen())
 }
 
 func (o *Observation) failUnseen() Decision {

@@ -76,6 +76,7 @@ type world struct {
 	last                                            int8
 	lastOld, drainOK, undrainJust, rescanned        bool
 	named                                           bool // the lease says what the manager works on
+	unseen                                          bool // the driver has not shown it for long
 	scan                                            int8
 	scanAfterDrain, known                           bool
 }
@@ -208,6 +209,12 @@ func (w world) observeHost(o *Observation) {
 	case w.nvml != hidden:
 		o.NVML = []GPU{{Address: slot, UUID: ours, Draining: w.nvml == drained}}
 	}
+	if w.is(device.Attached) && !o.Seen() {
+		o.UnseenSince = ago(time.Second)
+		if w.unseen {
+			o.UnseenSince = ago(time.Hour)
+		}
+	}
 }
 
 // stored is the world after the lease was written. What the process remembers of the unit is emptied when
@@ -218,7 +225,7 @@ func (w world) stored(l device.Lease, intent bool) world {
 	w.settled = w.settled && !l.AskedAt.IsZero() && !l.AskedAt.Equal(now)
 	w.asked, w.named = !l.AskedAt.IsZero(), l.Work != ""
 	w.idle, w.note, w.toldHeld = !l.IdleSince.IsZero(), len(l.PreparedFor) > 0, l.HeldBy != ""
-	w.late = l.AcquiredAt.Equal(ago(time.Hour))
+	w.late, w.unseen = l.AcquiredAt.Equal(ago(time.Hour)), w.unseen && l.Phase == device.Attached
 	w.failure = l.Failure.Reason != ""
 	w.ripe = w.failure && !l.Failure.RetryAfter.After(now)
 	if !w.settled {
@@ -435,7 +442,8 @@ func events() []event {
 		{"appears", func(w world) bool { return w.attached && w.bus == absent && !w.off }, func(w *world) { w.bus = present }},
 		{"somebody rescans", func(w world) bool { return w.attached && w.bus == absent && w.off }, func(w *world) { w.bus, w.off = driven, false }},
 		{"is bound", func(w world) bool { return w.bus == present }, func(w *world) { w.bus = driven }},
-		{"is shown", func(w world) bool { return w.bus == driven && w.nvml == hidden && !w.mute }, func(w *world) { w.nvml = shown }},
+		{"is shown", func(w world) bool { return w.bus == driven && w.nvml == hidden && !w.mute }, func(w *world) { w.nvml, w.unseen = shown, false }},
+		{"is not shown for long", func(w world) bool { return w.is(device.Attached) && w.nvml == hidden && !w.unseen }, func(w *world) { w.unseen = true }},
 		{"driver stops answering", func(w world) bool { return !w.mute }, func(w *world) { w.mute, w.nvml, w.held = true, hidden, false }},
 		{"driver answers", func(w world) bool { return w.mute }, func(w *world) { w.mute = false }},
 		{"falls off the bus", func(w world) bool { return w.bus != absent && !w.held }, func(w *world) { w.bus, w.nvml = absent, hidden }},

@@ -476,6 +476,25 @@ func (o *Observation) usable(id device.GPUUUID) *GPU {
 	return nil
 }
 
+// Seen tells whether NVML shows the unit's GPU.
+func (o *Observation) Seen() bool { return o.usable(o.Lease.UUID) != nil }
+
+// unseenPause is how long a driver is left that does not show what it has shown: the longer, the longer that lasts.
+func (o *Observation) unseenPause() time.Duration {
+	if o.UnseenSince.IsZero() || o.Now.Before(o.UnseenSince.Add(o.Settings.Busy)) {
+		return o.Settings.Retry
+	}
+	return o.Settings.Busy
+}
+
+// relookAt is when the manager is asked again of what does not announce itself.
+func (o *Observation) relookAt() time.Time { return o.ListTriedAt.Add(o.Settings.Resync) }
+
+// critical: the manager said just now that the device is not fit.
+func (o *Observation) critical() bool {
+	return o.Fresh && o.onFabric() != nil && o.onFabric().Health == device.HealthCritical
+}
+
 // moved is the GPU of the lease at another address than the lease says, as after a restart of the node.
 func (o *Observation) moved() *GPU {
 	if g := o.usable(o.Lease.UUID); g != nil && g.Address != o.Lease.PCI {
@@ -565,6 +584,7 @@ func (o *Observation) due(k Kind) bool {
 		if o.Tried[k].Err != nil { // a driver that does not answer is not pressed
 			pause = o.Settings.Busy
 		}
+		pause = max(pause, o.unseenPause())
 	case Drain, Remove:
 		pause = o.Settings.Hold
 	default:

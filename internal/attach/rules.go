@@ -213,8 +213,16 @@ func attached() []rule {
 		{"off the bus", unseen(func(o *Observation) bool { return o.nothingNew() && o.mayRescan() }), func(o *Observation) Decision {
 			return o.rescan("%s is attached but not on the bus", o.Lease.FabricDevice)
 		}, "The manager says that it is attached, so a rescan brings it back."},
+		{"idle and not seen", unseen(func(o *Observation) bool { return !o.Lease.IdleSince.IsZero() }), func(o *Observation) Decision {
+			d := o.store("it is idle, and cannot be used: %s", o.unseen())
+			d.Lease.IdleSince = time.Time{}
+			return d
+		}, "The next Pod would wait for it in vain."},
+		{"not seen, too late", unseen(func(o *Observation) bool {
+			return !o.UnseenSince.IsZero() && !o.Now.Before(o.UnseenSince.Add(o.Settings.Deadline)) && !o.prepared()
+		}), (*Observation).failLost, "Nobody can use it: who waits for it is given another, and it goes back, unless a container has it."},
 		{"unusable", unseen(always), func(o *Observation) Decision {
-			return o.waitUntil(o.nextLook(), "%s cannot be used: %s", o.Lease.UUID, o.unseen())
+			return o.waitUntil(o.Now.Add(o.unseenPause()), "%s cannot be used: %s", o.Lease.UUID, o.unseen())
 		}, "It may come back by itself; meanwhile the reason stands here."},
 		{"drained by mistake", func(o *Observation) bool { return o.usable(o.Lease.UUID).Draining && o.due(Undrain) }, func(o *Observation) Decision {
 			return o.do(Undrain, "it was called back and is wanted again")
@@ -240,18 +248,21 @@ func attached() []rule {
 		{"wanted back", func(o *Observation) bool { return o.Lease.Deleting }, func(o *Observation) Decision {
 			return o.phase(device.Releasing, "the lease was deleted, which is a wish to release")
 		}, "Deleting the lease is a wish to release; the finalizer keeps it until then."},
+		{"idle, look now and then", func(o *Observation) bool {
+			return !o.Lease.IdleSince.IsZero() && !o.Now.Before(o.relookAt())
+		}, (*Observation).list, "The manager may have called it critical since; that does not announce itself."},
+		{"idle and critical", func(o *Observation) bool { return !o.Lease.IdleSince.IsZero() && o.critical() }, (*Observation).failCritical, "It is kept from the next Pod; it stays attached, out of use, so that the manager does not hand it out again at once."},
 		{"idle", func(o *Observation) bool { return !o.Lease.IdleSince.IsZero() }, func(o *Observation) Decision {
+			why := "goes back after the cool-down, or when another node needs it"
 			if o.Lease.Kept {
-				return o.wait("stays, since the node keeps a minimum")
+				why = "stays, since the node keeps a minimum"
 			}
-			return o.wait("goes back after the cool-down, or when another node needs it")
+			return o.waitUntil(o.relookAt(), "%s", why)
 		}, "It waits for a Pod here, or for the leader to call it back."},
 		{"who has it open", func(o *Observation) bool { return o.scanDue(o.Settings.Hold) }, (*Observation).findHolders, "A process may use it without a claim."},
 		{"held", (*Observation).held, (*Observation).tellHolders, "It is not offered while somebody has it open; the lease names who."},
 		{"look before it is offered", func(o *Observation) bool { return !o.Fresh && o.ListFault == nil }, (*Observation).list, "The next Pod gets it at once, and the manager may have called it critical since."},
-		{"critical", func(o *Observation) bool {
-			return o.Fresh && o.onFabric() != nil && o.onFabric().Health == device.HealthCritical
-		}, (*Observation).failCritical, "It is kept from the next Pod; it stays attached, out of use, so that the manager does not hand it out again at once."},
+		{"critical", (*Observation).critical, (*Observation).failCritical, "It is kept from the next Pod; it stays attached, out of use, so that the manager does not hand it out again at once."},
 		{"becomes idle", always, func(o *Observation) Decision {
 			d := o.store("nobody uses it")
 			d.Lease.IdleSince, d.Lease.HeldBy = o.Now, ""
@@ -291,6 +302,13 @@ func releasing() []rule {
 		{"drained by a former run", onBus(func(o *Observation) bool { return o.blind() && o.due(Undrain) }), (*Observation).undrainBlind, "The driver hides a drained GPU's identity from a new process; undrained it is seen again."},
 		{"who has it open", onBus(func(o *Observation) bool { return !drained(o) && o.scanDue(o.Settings.Look) }), (*Observation).findHolders, "A device that somebody has open is never drained."},
 		{"held", onBus(func(o *Observation) bool { return !drained(o) && o.held() }), (*Observation).tellHolders, "It stays until the process ends; the lease names who."},
+		{"let go", func(o *Observation) bool {
+			return o.Lease.HeldBy != "" && (o.function() == nil || !o.HoldersAt.IsZero() && !o.held())
+		}, func(o *Observation) Decision {
+			d := o.store("%s is done with it", o.Lease.HeldBy)
+			d.Lease.HeldBy = ""
+			return d
+		}, "Who waits for it does not wait for that any more; the way back may still be long."},
 		{"drain", onBus(func(o *Observation) bool { return !drained(o) && o.due(Drain) }), func(o *Observation) Decision {
 			return o.do(Drain, "nobody uses it")
 		}, "The driver lets it go before it leaves the bus."},

@@ -18,7 +18,7 @@ var (
 	now      = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	settings = Settings{
 		Deadline: 4 * time.Minute, Settle: 3 * time.Minute, Look: 5 * time.Second, Appear: 6 * time.Second,
-		Retry: 2 * time.Second, Busy: 7 * time.Second, Hold: 30 * time.Second, RetryAfter: 5 * time.Minute,
+		Retry: 2 * time.Second, Busy: 7 * time.Second, Hold: 30 * time.Second, Resync: 20 * time.Minute, RetryAfter: 5 * time.Minute,
 	}
 	onCall = device.Attempt{Namespace: "a", Name: "c1", UID: "u1", AllocatedAt: "2026-01-02T03:04:04Z", Node: "n1", Pool: "fabric-0", Entry: "a100-0"}
 	ready  = device.Attempt{Namespace: "a", Name: "c2", UID: "u2", AllocatedAt: "2026-01-02T03:04:04Z", Node: "n1", Pool: "fabric-0", Entry: "a100-0-ready"}
@@ -93,6 +93,17 @@ func looked(d time.Duration) mod { return func(o *Observation) { o.ListTriedAt =
 func before(ids ...string) mod   { return func(o *Observation) { o.Lease.SetBefore = ids } }
 func claimed(id string) mod      { return func(o *Observation) { o.Claimed = map[string]bool{id: true} } }
 
+// unseenFor: it has not been shown for that long, if it is not.
+func unseenFor(d time.Duration) mod {
+	return func(o *Observation) {
+		if !o.Seen() {
+			o.UnseenSince = ago(d)
+		}
+	}
+}
+
+func wasHeld(o *Observation)      { o.Lease.HeldBy = "pid 7" }
+func unscanned(o *Observation)    { o.HoldersAt = time.Time{} }
 func awaited(o *Observation)      { o.Awaited = map[string]int{"d1": 1} }
 func awaitedFirst(o *Observation) { o.Awaited = map[string]int{"d0": 1} }
 func noModel(o *Observation)      { o.FabricModel = "" }
@@ -253,10 +264,10 @@ var table = map[device.Phase][]row{
 		{situation: "lease deleted by a person", mods: with(deleting), rule: "nobody wants it", want: Delete},
 		{situation: "model not configured here", mods: with(noModel), rule: "unknown model", want: Store, check: failed1("UnknownModel", device.BlameNode)},
 		{situation: "deadline passed in the queue", mods: with(late, machineBusy), rule: "too late", want: Store, check: failed1("AttachTimeout", device.BlameUnit)},
-		{situation: "another unit attaches", mods: with(machineBusy), rule: "machine busy", want: Wait},
+		{situation: "another unit attaches", mods: with(machineBusy), rule: "machine busy", want: Wait, wake: 3 * time.Minute},
 		{situation: "another node goes first", mods: with(outOfTurn), rule: "not its turn", want: Wait, wake: 3 * time.Minute, check: takesTurn},
 		{situation: "another node goes first, list old", mods: with(outOfTurn, stale), rule: "not its turn", want: Wait, wake: 3 * time.Minute, check: takesTurn},
-		{situation: "waits for its turn beyond the deadline of a call", mods: with(patient, acquired(8*time.Minute), machineBusy), rule: "machine busy", want: Wait},
+		{situation: "waits for its turn beyond the deadline of a call", mods: with(patient, acquired(8*time.Minute), machineBusy), rule: "machine busy", want: Wait, wake: time.Minute},
 		{situation: "waited for its turn for too long", mods: with(patient, acquired(9*time.Minute), machineBusy), rule: "too late", want: Store, check: failed1("AttachTimeout", device.BlameUnit)},
 		{situation: "the manager gives no identities", mods: with(bound, seen(ours), func(o *Observation) {
 			o.Settings.Arrival = true
@@ -284,7 +295,7 @@ var table = map[device.Phase][]row{
 		{situation: "intent stored, kept", mods: with(maySend, nobody, kept), rule: "stored, machine as it was", want: SendAttach},
 		{situation: "intent stored, lease deleted", mods: with(maySend, deleting), rule: "stored and unwanted", want: Delete},
 		{situation: "intent stored, deadline passed", mods: with(maySend, late), rule: "stored, too late", want: Store, check: both(failed1("AttachTimeout", device.BlameUnit), unasked)},
-		{situation: "intent stored, another unit's turn", mods: with(maySend, machineBusy), rule: "machine busy", want: Wait},
+		{situation: "intent stored, another unit's turn", mods: with(maySend, machineBusy), rule: "machine busy", want: Wait, wake: 3 * time.Minute},
 		{situation: "intent stored, the turn was lost", mods: with(maySend, outOfTurn), rule: "stored, not its turn", want: Wait, wake: 3 * time.Minute, check: takesTurn},
 		{situation: "busy a while ago, another node goes first", mods: with(answered(device.FaultBusy, time.Minute), outOfTurn), rule: "refused, ask again", want: Wait, wake: 3 * time.Minute, check: takesTurn},
 		{situation: "reply lost, listed, another node goes first", mods: with(here(ours), outOfTurn), rule: "one came", want: Store, check: became1},
@@ -488,14 +499,29 @@ var table = map[device.Phase][]row{
 		{situation: "nobody has it, list old", mods: with(scanned(time.Second), stale), rule: "look before it is offered", want: ListFabric},
 		{situation: "nobody has it, the manager cannot be asked", mods: with(scanned(time.Second), listFails(time.Second)), rule: "becomes idle", want: Store},
 		{situation: "nobody has it, the manager calls it critical", mods: with(scanned(time.Second), critical), rule: "critical", want: Store, check: failed1("DeviceCritical", device.BlameUnit)},
-		{situation: "idle, kept", mods: with(idle, kept), rule: "idle", want: Wait},
+		{situation: "idle, kept", mods: with(idle, kept), rule: "idle", want: Wait, wake: 20*time.Minute - time.Second},
+		{situation: "idle for long, the list is old", mods: with(idle, looked(20*time.Minute), stale), rule: "idle, look now and then", want: ListFabric},
+		{situation: "idle, the manager calls it critical", mods: with(idle, critical), rule: "idle and critical", want: Store, check: failed1("DeviceCritical", device.BlameUnit)},
+		{situation: "idle, it was critical when the list was read long ago", mods: with(idle, critical, stale), rule: "idle", want: Wait, wake: 20*time.Minute - time.Second},
+		{situation: "idle, and shown no more", mods: with(idle, unseen, tried(Discover, time.Second, nil)), rule: "idle and not seen", want: Store, check: func(t *testing.T, d Decision) {
+			if d.Lease.Phase != device.Attached || d.Lease.Idle() {
+				t.Errorf("lease %+v", d.Lease)
+			}
+		}},
+		{situation: "shown no more since a moment", mods: with(unseen, unseenFor(time.Second), tried(Discover, time.Second, nil)), rule: "unusable", want: Wait, wake: 2 * time.Second},
+		{situation: "shown no more for a while", mods: with(unseen, unseenFor(time.Minute), tried(Discover, 6*time.Second, nil)), rule: "unusable", want: Wait, wake: 7 * time.Second},
+		{situation: "shown no more for long", mods: with(unseen, unseenFor(time.Hour), tried(Discover, time.Second, nil)), rule: "not seen, too late", want: Store, check: failed1("NotUsable", device.BlameUnit)},
+		{situation: "the driver has not answered for long", mods: with(silent, unseenFor(time.Hour), tried(Discover, time.Second, errTry)), rule: "not seen, too late", want: Store, check: failed1("NotUsable", device.BlameNode)},
+		{situation: "shown no more for long, its claim was not told", mods: with(serves(onCall), unseen, unseenFor(time.Hour), tried(Discover, time.Second, nil)), rule: "not seen, too late", want: Store, check: failed1("NotUsable", device.BlameUnit)},
+		{situation: "shown no more for long, a Pod is bound to it", mods: with(serves(ready), unseen, unseenFor(time.Hour), tried(Discover, time.Second, nil)), rule: "not seen, too late", want: Store, check: failed1("NotUsable", device.BlameUnit)},
+		{situation: "shown no more for long, a container has it", mods: with(serves(ready), prepared, unseen, unseenFor(time.Hour), tried(Discover, time.Second, nil)), rule: "unusable", want: Wait, wake: 7 * time.Second},
 		{situation: "nobody has it", mods: with(scanned(time.Second)), rule: "becomes idle", want: Store, check: func(t *testing.T, d Decision) {
 			t.Helper()
 			if d.Lease.IdleSince != now || d.Lease.Phase != device.Attached {
 				t.Errorf("lease = %+v", d.Lease)
 			}
 		}},
-		{situation: "idle", mods: with(idle), rule: "idle", want: Wait},
+		{situation: "idle", mods: with(idle), rule: "idle", want: Wait, wake: 20*time.Minute - time.Second},
 		{situation: "idle, lease deleted", mods: with(idle, deleting), rule: "wanted back", want: Store, check: phase1(device.Releasing)},
 		{situation: "in use, lease deleted", mods: with(serves(ready), deleting), rule: "in use", want: Wait},
 		{situation: "at another address after a restart of the node", mods: with(idle, at(other)), rule: "moved", want: Store, check: func(t *testing.T, d Decision) {
@@ -523,6 +549,13 @@ var table = map[device.Phase][]row{
 	device.Releasing: {
 		{situation: "nobody has it", rule: "drain", want: Drain},
 		{situation: "not looked for holders yet", mods: with(scanned(time.Minute)), rule: "who has it open", want: FindHolders},
+		{situation: "a process had it open", mods: with(scanned(time.Second), wasHeld), rule: "let go", want: Store, check: func(t *testing.T, d Decision) {
+			if d.Lease.HeldBy != "" || d.Lease.Phase != device.Releasing {
+				t.Errorf("lease %+v", d.Lease)
+			}
+		}},
+		{situation: "a container had it, off the bus", mods: with(wasHeld, offBus), rule: "let go", want: Store},
+		{situation: "a process had it open, not looked for yet", mods: with(wasHeld, unscanned), rule: "who has it open", want: FindHolders},
 		{situation: "a process has it open", mods: with(heldBy("pid 7")), rule: "held", want: Store},
 		{situation: "a process has it open, as told", mods: with(heldBy("pid 7"), toldHeld), rule: "held", want: Wait, wake: 29 * time.Second},
 		{situation: "prepared", mods: with(prepared), rule: "still prepared", want: Store, check: func(t *testing.T, d Decision) {

@@ -37,6 +37,8 @@ type Settings struct {
 	Busy time.Duration
 	// Hold is how often holders of a device without a claim are looked for again.
 	Hold time.Duration
+	// Resync is how often the list is read for a unit that waits for a Pod.
+	Resync time.Duration
 	// RetryAfter is how long a unit that failed is left alone.
 	RetryAfter time.Duration
 }
@@ -114,6 +116,8 @@ type Observation struct {
 	// Awaited counts the attaches for other units of this machine that a device may answer, those included that are
 	// under way.
 	Awaited map[string]int
+	// UnseenSince is since when this process has not seen the GPU of an attached unit; zero while it sees it.
+	UnseenSince time.Time
 	// MaySend: this process stored the intent of this very attempt and has not sent the call yet.
 	MaySend bool
 	// FoundAt is when this process first saw the lease, if it was in this phase already: what was asked for it

@@ -53,6 +53,7 @@ func axes() []axis {
 		{"prepared", []mod{nothing, prepared, unknown}, used},
 		{"holders", []mod{nothing, scanned(time.Second), both2(scanned(time.Second), heldBy("pid 7"))}, last},
 		{"told", []mod{nothing, told}, attached},
+		{"unseen", []mod{nothing, unseenFor(time.Hour)}, attached},
 		{"idle", []mod{nothing, idle, both2(idle, noted)}, attached},
 		{"drained", []mod{nothing, tried(Drain, 2*time.Second, nil), tried(Drain, 2*time.Second, errTry)}, releasing},
 		{"back-off", []mod{nothing, over}, []device.Phase{device.Failed}},
@@ -235,7 +236,8 @@ func wrongs(o *Observation, d Decision) []string {
 	never(came == device.Attached && (d.Lease.UUID == "" || d.Lease.Failure.Reason != ""), "calls attached what has no identity, or failed")
 	never(came == device.Releasing && went == device.Attached && wanted, "releases what serves a claim")
 	never(came == device.Failed && went != device.Failed && d.Lease.Failure.Reason == "Vanished" && (!o.Fresh || isListed), "calls vanished what may be there")
-	never(came == device.Failed && went == device.Attached && usable, "fails a usable device")
+	never(came == device.Failed && went == device.Attached && usable && d.Lease.Failure.Reason != "DeviceCritical", "fails a usable device")
+	never(came == device.Failed && went == device.Attached && (o.Prepared || !o.PreparedKnown) && isListed, "fails a device that a container may use")
 	never(came == device.Failed && went != device.Failed && open && !late2(o), "takes unknown for failed")
 	never(d.Lease.FabricDevice != "" && o.Lease.FabricDevice == "" && (!o.Fresh || !slices.ContainsFunc(o.Here, func(f device.OnFabric) bool { return f.ID == d.Lease.FabricDevice })),
 		"takes unknown for done")
@@ -265,7 +267,7 @@ func late2(o *Observation) bool { return o.Now.After(o.Lease.AcquiredAt.Add(o.Se
 // end of an action of this loop.
 func TestWaitsEnd(t *testing.T) {
 	announced := map[string]bool{
-		"running": true, "unknown phase": true, "machine busy": true, "not its turn": true, "in use": true, "idle": true,
+		"running": true, "unknown phase": true, "machine busy": true, "not its turn": true, "in use": true,
 		"still prepared": true, "not taken back yet": true, "a lease is unreadable": true,
 	}
 	used := map[string]bool{}

@@ -289,7 +289,7 @@ func TestLimits(t *testing.T) {
 
 // TestNodeConfig: what a manager can do decides how the node goes about it.
 func TestNodeConfig(t *testing.T) {
-	times := Times{AttachDeadline: 4 * time.Minute, RetryAfter: time.Minute, CallTimeout: time.Minute, Settle: 10 * time.Second}
+	times := Times{AttachDeadline: 4 * time.Minute, RetryAfter: time.Minute, CallTimeout: time.Minute, Settle: 10 * time.Second, Resync: time.Hour}
 	for _, tc := range []struct {
 		situation string
 		can       fabric.Capabilities
@@ -304,7 +304,7 @@ func TestNodeConfig(t *testing.T) {
 		t.Run(tc.situation, func(t *testing.T) {
 			c := over(&client{can: tc.can}).NodeConfig(times)
 			want := tc.want
-			want.Deadline, want.RetryAfter = times.AttachDeadline, times.RetryAfter
+			want.Deadline, want.RetryAfter, want.Resync = times.AttachDeadline, times.RetryAfter, times.Resync
 			want.Look, want.Appear, want.Retry, want.Busy, want.Hold = look, appear, retry, busy, hold
 			if diff := cmp.Diff(want, c.Settings); diff != "" {
 				t.Errorf("settings (-want +got):\n%s", diff)

@@ -36,7 +36,7 @@ const (
 
 // Times are the configuration's for one fabric; the manager's own are longer where it knows better.
 type Times struct {
-	AttachDeadline, RetryAfter, CallTimeout, Settle time.Duration
+	AttachDeadline, RetryAfter, CallTimeout, Settle, Resync time.Duration
 }
 
 // NodeConfig is what the manager decides of the node loop's configuration, and what is the same for every node.
@@ -46,9 +46,9 @@ func (m *Manager) NodeConfig(t Times) node.Config {
 		Settings: attach.Settings{
 			Parallel: can.Exclusion == fabric.ExclusionNone && can.Identity, Batch: can.Batch, Arrival: !can.Identity,
 			Deadline: t.AttachDeadline, Patience: m.patience(), MaxCall: max(t.CallTimeout, can.MaxCall), Settle: max(t.Settle, can.Settle),
-			Look: look, Appear: appear, Retry: retry, Busy: busy, Hold: hold, RetryAfter: t.RetryAfter,
+			Look: look, Appear: appear, Retry: retry, Busy: busy, Hold: hold, Resync: t.Resync, RetryAfter: t.RetryAfter,
 		},
-		FreshFor: freshFor, CallDeadline: t.CallTimeout + CallDeadline, LocalDeadline: LocalDeadline,
+		FreshFor: freshFor, Resync: t.Resync, CallDeadline: t.CallTimeout + CallDeadline, LocalDeadline: LocalDeadline,
 		Manager: m.OfNode(), Batcher: m.Batcher(), Model: func(name device.Model) string { return m.o.Models[name] },
 	}
 }

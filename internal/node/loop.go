@@ -77,6 +77,8 @@ type unit struct {
 	before  map[device.PCIAddress]bool
 	holders []string
 	scanned time.Time
+	// unseen is since when the driver has not shown the GPU of the attached unit.
+	unseen time.Time
 }
 
 // machine is what the loop remembers of the fabric's view of this machine.
@@ -273,6 +275,13 @@ func (l *Loop) decide(lease device.Lease, all []device.Lease, sight Sight, toget
 		Told: !lease.Attempt.IsZero() && mem.told == lease.Attempt,
 	}
 	o.OpenUntil, o.Awaited = l.openCalls(lease, all, now)
+	switch {
+	case lease.Phase != device.Attached || o.Seen():
+		mem.unseen = time.Time{}
+	case mem.unseen.IsZero():
+		mem.unseen = now
+	}
+	o.UnseenSince = mem.unseen
 	if l.cfg.Turns != nil {
 		before, mine := l.cfg.Turns.Before()
 		o.Before, o.OutOfTurn = before, !mine

@@ -30,7 +30,7 @@ var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 func settings() attach.Settings {
 	return attach.Settings{
 		Deadline: 4 * time.Minute, MaxCall: 30 * time.Second, Settle: time.Minute, Look: 5 * time.Second, Appear: 3 * time.Second,
-		Retry: time.Second, Busy: 5 * time.Second, Hold: 10 * time.Second, RetryAfter: 5 * time.Minute,
+		Retry: time.Second, Busy: 5 * time.Second, Hold: 10 * time.Second, Resync: time.Hour, RetryAfter: 5 * time.Minute,
 	}
 }
 

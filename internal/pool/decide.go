@@ -373,6 +373,10 @@ func nodeRules() []nodeRule {
 			"The configuration says that the two models must not be on one node.",
 		},
 		{
+			"InDoubt", true, func(c *place) bool { return c.inDoubt() }, say("has, or may yet get, a device of which nobody can tell which GPU it is"),
+			"Where only its arrival tells which GPU a device is, what comes next could not be told from it, so its agent asks for nothing.",
+		},
+		{
 			"NodeFailed", false, func(c *place) bool { return c.blamed() }, say("failed an attach lately"),
 			"What failed speaks against this node with this model, until its back-off is over.",
 		},

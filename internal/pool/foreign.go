@@ -57,6 +57,14 @@ func mayBring(l *device.Lease) bool {
 // else one that the manager does not have free and nobody names, else a new one.
 func adopt(w *World, leases map[device.Unit]*device.Lease, demands map[device.Unit][]*Demand, units *order, of map[device.Model]count) map[device.Unit]*Foreign {
 	w.foreign, w.foreignOn = foreign(w), map[string]int{}
+	stripped := map[string]bool{}
+	for u, ds := range demands {
+		for _, d := range ds {
+			if leases[u] == nil && (d.Attached || d.Attempt.Ready()) {
+				stripped[d.Attempt.Node] = true
+			}
+		}
+	}
 	for i := range w.foreign {
 		w.foreignOn[w.foreign[i].Node]++
 	}
@@ -64,6 +72,9 @@ func adopt(w *World, leases map[device.Unit]*device.Lease, demands map[device.Un
 	for i := range w.foreign {
 		f := &w.foreign[i]
 		m, why := w.adoptable(f)
+		if m != nil && stripped[f.Node] {
+			m, why = nil, "a claim has a device there whose lease is gone, and this may be it"
+		}
 		if m == nil {
 			w.note("device %s (%s) is attached to node %s without a lease; it is left alone: %s", f.Device.ID, f.Device.Model, f.Node, why)
 			continue

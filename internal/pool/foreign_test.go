@@ -52,6 +52,8 @@ func TestForeign(t *testing.T) {
 		{"a unit is being attached to another machine", with(leased("a100-1", device.Attaching, asked, onNode2)), true, true, 0},
 		{"a lease of the node cannot be read", with(leased("a100-1", device.Unreadable, func(l *device.Lease) { l.Machine = "" })), true, false, 0},
 		{"a lease of the node cannot be read, not seen before", with(unseen, leased("a100-1", device.Unreadable, func(l *device.Lease) { l.Machine = "" })), false, false, 0},
+		{"a claim has a device whose lease is gone", with(demand("c", "n1", "a100-2", toldAttached)), true, false, 0},
+		{"a claim has a device whose lease is gone, on another node", with(demand("c", "n2", "a100-2", toldAttached)), true, true, 0},
 		{"another unit goes back", with(leased("a100-1", device.Releasing)), true, true, 3 * time.Minute},
 	} {
 		t.Run(tc.situation, func(t *testing.T) {

@@ -40,7 +40,7 @@ func offers(w *World, all []view) Offers {
 }
 
 func (v *view) rank() int {
-	if v.lease != nil && v.lease.Idle() {
+	if v.lease != nil && (v.lease.Idle() || v.phase() == device.Releasing) {
 		return 1
 	}
 	return 0

@@ -171,15 +171,15 @@ func checkLayout(t *testing.T, o Offers) {
 	}
 }
 
-// TestOrder: what is idle on some node is tried last, since first fit would take it from there.
+// TestOrder: what is idle on some node, or on its way back, is tried last, since first fit would take it from there, or wait.
 func TestOrder(t *testing.T) {
 	w := calm()
-	w.with(leased("a100-0", device.Attached, idle(time.Minute)), leased("a100-2", device.Attached, serving("c", "a100-2")), demand("c", "n1", "a100-2", toldAttached))
+	w.with(leased("a100-0", device.Attached, idle(time.Minute)), leased("a100-1", device.Releasing), leased("a100-2", device.Attached, serving("c", "a100-2")), demand("c", "n1", "a100-2", toldAttached))
 	var got []string
 	for _, offer := range Decide(w).Offers.OnCall[0] {
 		got = append(got, offer.Name)
 	}
-	if diff := cmp.Diff([]string{"a100-1", "a100-2", "a100-3", "h100-0", "h100-1", "a100-0"}, got); diff != "" {
+	if diff := cmp.Diff([]string{"a100-2", "a100-3", "h100-0", "h100-1", "a100-0", "a100-1"}, got); diff != "" {
 		t.Errorf("order (-want +got):\n%s", diff)
 	}
 }
@@ -241,6 +241,9 @@ func TestLabels(t *testing.T) {
 		{"a model that another excludes is there", with(exclude(1, "a100"), leased("a100-0", device.Attaching, serving("c", "a100-0"))), true, false, false},
 		{"a model that excludes another failed and holds nothing", with(exclude(0, "h100"), leased("a100-0", device.Failed, failed("Rejected", device.BlameUnit))), true, true, false},
 		{"a model that excludes another is on a machine that had the node's name", with(exclude(0, "h100"), leased("a100-0", device.Attached, idle(time.Minute), otherMachine)), true, true, false},
+		{"a device in doubt, known by its arrival alone", with(arrival, leased("a100-0", device.Failed, failed("Ambiguous", device.BlameUnit), became, askedFor)), false, false, false},
+		{"a device in doubt, that the manager names", with(leased("a100-0", device.Failed, failed("Ambiguous", device.BlameUnit), became, askedFor)), true, true, false},
+		{"a device in quarantine, known by its arrival alone", with(arrival, leased("a100-0", device.Failed, failed("DeviceCritical", device.BlameUnit), became, askedFor, func(l *device.Lease) { l.UUID = "GPU-1" })), true, true, false},
 		{"none of the model left", with(leased("a100-0", device.Failed, failed("NoCapacity", device.BlameModel))), true, true, false},
 		{"idle", with(leased("a100-0", device.Attached, idle(time.Minute))), true, true, true},
 		{"idle for the cool-down", with(leased("a100-0", device.Attached, idle(24*time.Hour))), true, true, false},

@@ -70,6 +70,8 @@ func demand(claim, node, entry string, change ...func(*Demand)) mod {
 	}
 }
 
+func arrival(w *World)          { w.Settings.Arrival = true }
+func askedFor(l *device.Lease)  { l.AskedAt = ago(time.Minute) }
 func addressable(w *World)      { w.Settings.Addressable = true }
 func unread(m device.Model) mod { return func(w *World) { delete(w.Inventory.Free, m) } }
 

@@ -48,6 +48,8 @@ type Settings struct {
 	// ForgetUnit is how long a unit at the end of the pool has been of no use, and named by no claim or lease,
 	// before it is listed no more; 0 is for ever.
 	ForgetUnit time.Duration
+	// Arrival: the manager does not say which GPU its device is, so that one in doubt keeps others from its machine.
+	Arrival bool
 	// Addressable: each unit is a certain device of the manager's list, and that one is asked for.
 	Addressable bool
 	// Adopt: foreign devices are taken in when they have been attached for AdoptAfter.

@@ -344,3 +344,10 @@ func (c *place) failedUnits() int {
 	}
 	return n
 }
+
+// inDoubt: a device is on the machine, or may still come, and which GPU it is cannot be told.
+func (c *place) inDoubt() bool {
+	return c.w.Settings.Arrival && slices.ContainsFunc(c.has, func(l *device.Lease) bool {
+		return l.Phase == device.Failed && l.UUID == "" && !l.AskedAt.IsZero()
+	})
+}

@@ -253,6 +253,7 @@ func (s *Sim) foreign(h *host) {
 	for _, g := range s.fabric.gpus {
 		if g.machine == "" && !slices.ContainsFunc(s.leases(), func(l device.Lease) bool { return l.FabricDevice == g.id }) {
 			s.struck("device foreign")
+			s.struck("device of a person")
 			s.note("fabric", "a person attaches %s to %s", g.id, h.node)
 			// Nobody can tell a device that comes back to where a lease has it from one that never went.
 			g.foreign = !slices.ContainsFunc(s.leases(), func(l device.Lease) bool { return l.FabricDevice == g.id && l.Machine == h.machine })
@@ -551,6 +552,40 @@ func (s *Sim) unsee(h *host) {
 			s.note(h.node, "the driver's library shows %s no more", f.g.id)
 			f.seen = false
 			f.g.upset = s.now()
+			return
+		}
+	}
+}
+
+// kill makes a GPU fall off the driver: it stays on the bus and on the manager's list, and is never shown again.
+func (s *Sim) kill(h *host) {
+	for _, f := range h.bus {
+		if f.seen && f.drained == nil {
+			s.struck("device dead")
+			s.note(h.node, "%s has fallen off the driver", f.g.id)
+			f.seen, f.g.dead = false, true
+			f.g.upset = s.now()
+			s.hostChanged(h)
+			return
+		}
+	}
+}
+
+// closeAll makes the containers of the node close their GPUs, and go on.
+func (s *Sim) closeAll(h *host) {
+	s.note(h.node, "the containers have closed their GPUs")
+	clear(h.open)
+	s.hostChanged(h)
+}
+
+// intrude is a person who attaches a device to the node, at whatever moment.
+func (s *Sim) intrude(h *host) {
+	for i := range s.fabric.gpus {
+		g := s.fabric.gpus[len(s.fabric.gpus)-1-i]
+		if g.machine == "" {
+			s.note("fabric", "a person attaches %s to %s", g.id, h.node)
+			g.foreign = true
+			s.fabric.connect(g, h.machine)
 			return
 		}
 	}

@@ -39,6 +39,8 @@ type gpu struct {
 	foreign bool
 	// upset is when something from outside last happened to it.
 	upset time.Time
+	// dead: its driver shows it no more, wherever it is.
+	dead bool
 	// unnamedUntil is how long the manager does not know its UUID.
 	unnamedUntil time.Time
 	// moves are where it was from when on, for a list that lags.

@@ -227,7 +227,7 @@ func (v view) Bind(ctx context.Context, a device.PCIAddress) error {
 func (v view) Discover(ctx context.Context) error {
 	return v.do(ctx, "discover", 100*time.Millisecond, time.Second, func() error {
 		for _, f := range v.p.host.bus {
-			f.seen = f.seen || f.bound
+			f.seen = f.seen || f.bound && !f.g.dead
 		}
 		return nil
 	})
@@ -266,6 +266,7 @@ func (v view) Remove(ctx context.Context, a device.PCIAddress) error {
 			return nil
 		}
 		h.s.taking(v.p, f.g, "taken off the bus")
+		delete(h.open, f.g) // who opened it since the last look finds it gone
 		h.bus = slices.DeleteFunc(h.bus, func(has *function) bool { return has == f })
 		h.s.note(h.node, "removed %s from the bus", f.g.id)
 		h.s.hostChanged(h)

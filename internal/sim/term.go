@@ -141,7 +141,7 @@ func (p *process) lead() {
 	t.open()
 	t.loop = leader.New(leader.Config{
 		Fabric: fabricID, Models: p.models,
-		Settings:   pool.Settings{CoolDown: p.s.coolDown, ReadySettle: readySettle, AgentAway: agentAway, Addressable: p.s.manner.chooses, Adopt: p.s.adopt, AdoptAfter: adoptAfter, Slots: p.s.slots},
+		Settings:   pool.Settings{CoolDown: p.s.coolDown, ReadySettle: readySettle, AgentAway: agentAway, Addressable: p.s.manner.chooses, Arrival: p.s.manner.nameless, Adopt: p.s.adopt, AdoptAfter: adoptAfter, Slots: p.s.slots},
 		CountEvery: countEvery, CountPause: countPause, Debounce: leaderBounce, Retry: retry,
 		CallDeadline: callDeadline, WriteDeadline: writeDeadline,
 		Leases: allLeases{t.store}, Claims: leaderClaims{t.claims, t}, Nodes: leaderNodes{t}, Publisher: publisher{t},

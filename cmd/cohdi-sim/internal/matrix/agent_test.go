@@ -37,7 +37,7 @@ const (
 )
 
 func (s *setting) times() manager.Times {
-	return manager.Times{AttachDeadline: deadline, RetryAfter: retryAfter, CallTimeout: s.call, Settle: s.settle}
+	return manager.Times{AttachDeadline: deadline, RetryAfter: retryAfter, CallTimeout: s.call, Settle: s.settle, Resync: 10 * time.Minute}
 }
 
 var errDead = errors.New("this process is dead")
@@ -107,7 +107,7 @@ func (a *agent) start(dieAt int, after bool) {
 		Timed: func(metrics.Operation, time.Duration, error) {}, Answered: func() {},
 	})
 	c := p.joint.NodeConfig(a.b.setting.times())
-	c.Node, c.Machine, c.Fabric, c.Resync = a.name, a.machine, "0", 10*time.Minute
+	c.Node, c.Machine, c.Fabric = a.name, a.machine, "0"
 	c.Leases, c.Manager, c.Host, c.Claims, c.Prepared, c.Observer, c.Clock = p, p, p, p, p, p, clock.RealClock{}
 	if c.Batcher != nil {
 		c.Batcher = p
