@@ -403,7 +403,7 @@ func (p *Plugin) undoOrphan(ctx context.Context, uid types.UID, e *entry, o *orp
 	if !ok {
 		return nil // the kubelet is at it
 	}
-	was, err := p.drop(ctx, uid, false)
+	was, err := p.drop(ctx, uid, e)
 	done()
 	if err != nil {
 		return fmt.Errorf("unprepare %s, which is no more: %w", e.claimText(uid), err)

@@ -5,6 +5,7 @@ package kubeletplugin
 import (
 	"context"
 	"fmt"
+	"reflect"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -47,7 +48,7 @@ func (p *Plugin) unprepare(ctx context.Context, claim kubeletplugin.NamespacedOb
 	if err != nil {
 		return fmt.Errorf("another call for the same claim is at work: %w", err)
 	}
-	e, err := p.drop(ctx, claim.UID, true)
+	e, err := p.drop(ctx, claim.UID, nil)
 	done()
 	if err != nil {
 		return err
@@ -59,15 +60,20 @@ func (p *Plugin) unprepare(ctx context.Context, claim kubeletplugin.NamespacedOb
 	return nil
 }
 
-// drop removes spec and entry of a claim and returns the entry that there was. The caller has the claim's turn. byKubelet: the claim must not come back by a rebuild.
-func (p *Plugin) drop(ctx context.Context, claim types.UID, byKubelet bool) (*entry, error) {
+// drop removes spec and entry of a claim and returns the entry that there was. The caller has the claim's turn. Of an orphan,
+// only the entry that was found to be one is removed: the claim may have been prepared anew since. Without one it is the
+// kubelet that asks, and the claim must not come back by a rebuild.
+func (p *Plugin) drop(ctx context.Context, claim types.UID, found *entry) (*entry, error) {
 	var was *entry
 	err := p.checkpoint.update(ctx, func(r *record) (bool, error) {
+		if found != nil && !reflect.DeepEqual(r.Claims[claim], found) {
+			return false, nil
+		}
 		if err := p.specs.remove(claim); err != nil {
 			return false, err
 		}
 		was = r.Claims[claim]
-		if r.Rebuild && byKubelet && !r.Unprepared[claim] {
+		if r.Rebuild && found == nil && !r.Unprepared[claim] {
 			if r.Unprepared == nil {
 				r.Unprepared = map[types.UID]bool{}
 			}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -157,6 +158,31 @@ func TestOrphan(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A claim that was allocated anew is prepared while the background work still has in mind what it was before.
+func TestOrphanPreparedAnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		c := w.claim("c", "a100-0")
+		w.attach("a100-0", 0, c)
+		p := w.known() // rebuilt from the lease
+		r, err := p.checkpoint.read()
+		if err != nil || r.Claims[c.UID] == nil {
+			t.Fatal(r, err)
+		}
+		before := r.Claims[c.UID]
+		again := w.claim("c", "a100-0")
+		again.Status.Allocation.AllocationTimestamp = new(metav1.NewTime(again.Status.Allocation.AllocationTimestamp.Add(time.Minute)))
+		w.attach("a100-0", 0, again)
+		mustPrepare(t, p, again)
+		if err := p.undoOrphan(t.Context(), c.UID, before, &orphan{}); err != nil {
+			t.Fatal(err)
+		}
+		if owners, _ := p.PreparedBy("0", "a100-0"); len(owners) != 1 || w.spec(again) == "" || len(w.orphans) > 0 {
+			t.Errorf("owners %v, spec %q, undone %v", owners, w.spec(again), w.orphans)
+		}
+	})
 }
 
 // The API server is away when the note should leave the lease: later is early enough.
