@@ -250,7 +250,7 @@ func (p *process) makeLoop() {
 	cfg := node.Config{
 		Node: p.node, Machine: p.host.machine, Fabric: fabricID,
 		Settings: attach.Settings{
-			Parallel: p.s.parallel && !p.s.manner.nameless, Arrival: p.s.manner.nameless, Patience: p.s.patience(), Deadline: attachMost, MaxCall: maxCall, Settle: settle, Look: look, Appear: appear, Retry: retry, Busy: busy, Hold: hold, Resync: nodeResync, RetryAfter: retryAfter,
+			Parallel: p.s.parallel && !p.s.manner.nameless, Batch: p.s.manner.batch, Arrival: p.s.manner.nameless, Patience: p.s.patience(), Deadline: attachMost, MaxCall: maxCall, Settle: settle, Look: look, Appear: appear, Retry: retry, Busy: busy, Hold: hold, Resync: nodeResync, RetryAfter: retryAfter,
 		},
 		FreshFor: freshFor, Resync: nodeResync, CallDeadline: callDeadline, LocalDeadline: localDeadline,
 		Leases: allLeases{p.store}, Manager: manager{p}, Host: view{p},
@@ -260,6 +260,9 @@ func (p *process) makeLoop() {
 	if p.s.turns != nil {
 		p.turn = &turn{p: p}
 		cfg.Turns = p.turn
+	}
+	if p.s.manner.batch > 1 {
+		cfg.Batcher = manager{p}
 	}
 	p.loop = node.New(cfg)
 	p.steps = &stepper{

@@ -63,6 +63,8 @@ type Sim struct {
 // Counts are what a run did.
 type Counts struct {
 	Steps, Calls int
+	// Jobs are those of several parts, Parts how many those had.
+	Jobs, Parts int
 	// Faults by kind; Rules that fired, by their name; Served are the Pods that came to run.
 	Faults, Rules map[string]int
 	// States are those in which a device lease was written: what it says, and how its device is then.

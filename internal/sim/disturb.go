@@ -280,6 +280,16 @@ func (s *Sim) suspend(words []string) error {
 	return err
 }
 
+// refuse has the next part of a job fail that is to detach the device.
+func (s *Sim) refuse(words []string) error {
+	g := s.pick(words)
+	if g == nil {
+		return fmt.Errorf("which device?")
+	}
+	g.refuses = true
+	return nil
+}
+
 // restartManager is a manager that is down for a moment and has forgotten what it worked on.
 func (s *Sim) restartManager() {
 	s.struck("manager restarts")

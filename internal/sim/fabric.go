@@ -43,6 +43,8 @@ type gpu struct {
 	dead bool
 	// unnamedUntil is how long the manager does not know its UUID.
 	unnamedUntil time.Time
+	// refuses: the next part of a job that is to detach it fails.
+	refuses bool
 	// moves are where it was from when on, for a list that lags.
 	moves []move
 }
@@ -64,6 +66,8 @@ type manner struct {
 	nameless bool
 	// lag is how far its lists are behind.
 	lag time.Duration
+	// batch is how many devices of a machine one call may detach; one if zero.
+	batch int
 }
 
 // manners are those of the managers that there are, by what they are asked for.
@@ -73,21 +77,43 @@ func manners() map[string]manner {
 		"totals": {works: true},
 		"tasks":  {works: true, chooses: true},
 		"jobs":   {works: true, chooses: true, alone: true, nameless: true, lag: 10 * time.Second},
+		"batch":  {works: true, chooses: true, alone: true, nameless: true, lag: 10 * time.Second, batch: 3},
 	}
 }
 
-// job is what a manager works on.
+// job is what a manager works on: one change, or several of one machine, one after the other.
 type job struct {
-	handle  string
+	handle    string
+	parts     []*part
+	suspended bool
+	// whole: it says nothing of its parts before all are over.
+	whole bool
+}
+
+// part is one change.
+type part struct {
 	op      string
 	machine device.Machine
 	// id is the device, where it is named.
 	id string
 	// do is the work; over says that it was done, fault how.
-	do        func() error
-	over      bool
-	suspended bool
-	fault     *device.Fault
+	do    func() error
+	over  bool
+	fault *device.Fault
+}
+
+func (j *job) over() bool {
+	return !slices.ContainsFunc(j.parts, func(p *part) bool { return !p.over })
+}
+
+// part is the one of the job that a call is about; where there is but one, the job's name says enough.
+func (j *job) part(call node.Call) *part {
+	for _, p := range j.parts {
+		if len(j.parts) == 1 || p.id == call.Device {
+			return p
+		}
+	}
+	return nil
 }
 
 const tenant = device.Machine("tenant")
@@ -210,8 +236,38 @@ func (m manager) change(ctx context.Context, what, op string, call node.Call, do
 		return node.Work{}, err
 	}
 	return invoke(ctx, m.p, fabricCall(what+" "+m.p.node, op, 50*time.Millisecond, 800*time.Millisecond), func() (node.Work, error) {
-		return c.begin(what, op, call, do)
+		a := c.begin(what, []*part{{op: op, machine: call.Machine, id: call.Device, do: do}})[0]
+		return a.Work, a.Err
 	})
+}
+
+// DetachAll is one call and one job. What the lists do not have on the machine is refused, and keeps no other from going.
+func (m manager) DetachAll(ctx context.Context, calls []node.Call) []node.Answer {
+	op := fmt.Sprintf("detach %d devices from %s", len(calls), m.p.node)
+	m.p.s.ask(m.p.name+" before", func() { m.p.s.askedAtOnce(m.p, calls) })
+	answers, err := invoke(ctx, m.p, fabricCall("detach "+m.p.node, op, 50*time.Millisecond, 800*time.Millisecond), func() ([]node.Answer, error) {
+		c, answers := m.p.s.fabric, make([]node.Answer, len(calls))
+		var parts []*part
+		var of []int // which call each of them is
+		for i, call := range calls {
+			one := "detach " + call.Device + " from " + m.p.node
+			if g := c.byID(call.Device); g == nil || c.listedOn(g) != call.Machine {
+				answers[i].Err = &device.Fault{Class: device.FaultNotFound, Op: one, Message: "it is not listed there"}
+				continue
+			}
+			parts, of = append(parts, &part{op: one, machine: call.Machine, id: call.Device, do: func() error {
+				return c.detach(m.p, call.Machine, call.Device, one)
+			}}), append(of, i)
+		}
+		for i, a := range c.begin("detach", parts) {
+			answers[of[i]] = a
+		}
+		return answers, nil
+	})
+	if err != nil {
+		answers = slices.Repeat([]node.Answer{{Err: err}}, len(calls))
+	}
+	return answers
 }
 
 // takes is how long the manager works on a change.
@@ -222,69 +278,157 @@ func (c *chassis) takes(what string) (least, most time.Duration) {
 	return time.Second, 8 * time.Second
 }
 
-// begin makes work of a call. One that is under way already is what its client finds when it asks again.
-func (c *chassis) begin(what, op string, call node.Call, do func() error) (node.Work, error) {
-	if err := c.refuses(op); err != nil {
-		return node.Work{}, err
-	}
-	for _, j := range c.jobs {
-		switch {
-		case j.over:
-		case j.op == op && j.machine == call.Machine && j.id == call.Device && call.Device != "":
-			return node.Work{Handle: j.handle, PollAfter: time.Second}, nil
-		case c.manner.alone && j.suspended:
-			return node.Work{}, &device.Fault{Class: device.FaultSuspended, Op: op, Message: j.handle + " waits for a person"}
-		case c.manner.alone:
-			return node.Work{}, &device.Fault{Class: device.FaultBusy, Op: op, Message: j.handle + " goes first"}
+// begin makes work of a call, and answers for each part. One that is under way already is what its client finds when it
+// asks again.
+func (c *chassis) begin(what string, parts []*part) []node.Answer {
+	answers := make([]node.Answer, len(parts))
+	var fresh []*part
+	var of []int // which part each of them is
+	for i, p := range parts {
+		if answers[i] = c.answer(p); answers[i] == (node.Answer{}) {
+			fresh, of = append(fresh, p), append(of, i)
 		}
 	}
-	j := &job{handle: fmt.Sprintf("job-%d", len(c.jobs)+1), op: op, machine: call.Machine, id: call.Device, do: do}
+	if len(fresh) == 0 {
+		return answers
+	}
+	j := &job{handle: fmt.Sprintf("job-%d", len(c.jobs)+1), parts: fresh}
+	if len(fresh) > 1 {
+		c.s.count.Jobs++
+		c.s.count.Parts += len(fresh)
+		j.whole = c.s.chance("whole job", 2)
+		c.s.note("fabric", "%s of %s: %s", j.handle, c.s.hostOf(fresh[0].machine).node, strings.Join(j.ids(), ","))
+	}
 	c.jobs = append(c.jobs, j)
+	c.schedule(j, what)
+	for _, i := range of {
+		answers[i].Work = node.Work{Handle: j.handle, PollAfter: time.Second}
+	}
+	return answers
+}
+
+// answer is what the manager says of a change instead of beginning it, nothing if it begins.
+func (c *chassis) answer(p *part) node.Answer {
+	if err := c.refuses(p.op); err != nil {
+		return node.Answer{Err: err}
+	}
+	for _, j := range c.jobs {
+		same := func(q *part) bool { return !q.over && q.op == p.op && q.machine == p.machine && q.id == p.id }
+		switch {
+		case j.over():
+		case p.id != "" && slices.ContainsFunc(j.parts, same):
+			return node.Answer{Work: node.Work{Handle: j.handle, PollAfter: time.Second}}
+		case c.manner.alone && j.suspended:
+			return node.Answer{Err: &device.Fault{Class: device.FaultSuspended, Op: p.op, Message: j.handle + " waits for a person"}}
+		case c.manner.alone:
+			return node.Answer{Err: &device.Fault{Class: device.FaultBusy, Op: p.op, Message: j.handle + " goes first"}}
+		}
+	}
+	return node.Answer{}
+}
+
+func (j *job) ids() []string {
+	all := make([]string, 0, len(j.parts))
+	for _, p := range j.parts {
+		all = append(all, p.id)
+	}
+	return all
+}
+
+// schedule says when each part of the job is over.
+func (c *chassis) schedule(j *job, what string) {
+	var at time.Duration
 	least, most := c.takes(what)
-	took := c.s.between("work "+what, least, most)
 	if c.manner.alone && c.s.chance("suspended", 30) {
 		c.suspends = c.s.between("person", 20*time.Second, 3*time.Minute)
 	}
-	if c.suspends > 0 {
-		c.s.struck("manager suspends")
-		c.s.note("fabric", "%s waits for a person: %s", j.handle, op)
-		j.suspended = true
-		took, c.suspends = took+c.suspends, 0
+	for i, p := range j.parts {
+		took := c.s.between("work "+what, least, most)
+		if c.suspends > 0 && (i == len(j.parts)-1 || !c.s.chance("suspended later", 2)) {
+			c.s.struck("manager suspends")
+			c.suspendAt(at, j, p)
+			took, c.suspends = took+c.suspends, 0
+		}
+		at += took
+		c.s.after(at, nil, func() { c.end(j, p) })
 	}
-	c.s.after(took, nil, func() { c.end(j) })
-	return node.Work{Handle: j.handle, PollAfter: time.Second}, nil
 }
 
-// end does the work.
-func (c *chassis) end(j *job) {
-	if j.over {
+// suspendAt has the job wait for a person before one of its parts.
+func (c *chassis) suspendAt(at time.Duration, j *job, p *part) {
+	wait := func() {
+		if !p.over {
+			c.s.note("fabric", "%s waits for a person: %s", j.handle, p.op)
+			j.suspended = true
+		}
+	}
+	if at > 0 {
+		c.s.after(at, nil, wait)
 		return
 	}
-	j.over, j.suspended = true, false
-	if err := j.do(); err != nil {
+	wait()
+}
+
+// end does a part of the work.
+func (c *chassis) end(j *job, p *part) {
+	if p.over {
+		return
+	}
+	p.over, j.suspended = true, false
+	if p.fault = c.fails(j, p); p.fault != nil {
+		c.s.struck("part fails " + string(p.fault.Class))
+		c.s.note("fabric", "%s fails: %s: %s", j.handle, p.op, p.fault.Class)
+		return
+	}
+	if err := p.do(); err != nil {
 		f, ok := errors.AsType[*device.Fault](err)
 		if !ok || f.Class == device.FaultUnreachable || f.Class == device.FaultBusy {
-			f = &device.Fault{Class: device.FaultBusy, Op: j.op, Err: err} // nothing was done
+			f = &device.Fault{Class: device.FaultBusy, Op: p.op, Err: err} // nothing was done
 		}
-		j.fault = f
+		p.fault = f
 	}
-	c.s.detail("fabric", "%s is over: %s", j.handle, j.op)
+	c.s.detail("fabric", "%s is over: %s", j.handle, p.op)
+}
+
+// fails is why a part of a job of several is not done, nil if it is. One of which the hardware says nothing may be done all
+// the same, also later.
+func (c *chassis) fails(j *job, p *part) *device.Fault {
+	g := c.byID(p.id)
+	if len(j.parts) == 1 || g == nil {
+		return nil
+	}
+	f := &device.Fault{Class: device.FaultConflict, Op: p.op, Message: "the hardware refuses"}
+	if g.refuses {
+		g.refuses = false
+		return f
+	}
+	if !c.s.calm.IsZero() || !c.s.chance("part fails", 4) {
+		return nil
+	}
+	classes := []device.FaultClass{device.FaultConflict, device.FaultRejected, device.FaultBusy, device.FaultUnknown, device.FaultUnknown}
+	f.Class = classes[c.s.rng("how a part fails").IntN(len(classes))]
+	if f.Class == device.FaultUnknown && c.s.chance("done all the same", 2) {
+		c.s.after(c.s.between("late part", 0, settle*8/10), nil, func() {
+			c.s.detail("fabric", "%s late: %v", p.op, p.do())
+		})
+	}
+	return f
 }
 
 // restart makes the manager forget what it worked on; half of it is done all the same.
 func (c *chassis) restart() {
-	for _, j := range c.jobs {
-		if !j.over && c.s.chance("done at the restart", 2) {
-			c.end(j)
+	for i, j := range c.jobs {
+		for _, p := range j.parts {
+			if !p.over && c.s.chance("done at the restart", 2) {
+				c.end(j, p)
+			}
+			p.over = true
 		}
-		j.over = true
-	}
-	for i := range c.jobs {
-		c.jobs[i] = &job{over: true}
+		c.jobs[i] = &job{}
 	}
 }
 
-func (m manager) Poll(ctx context.Context, _ attach.Kind, _ node.Call, handle string) (node.Work, error) {
+func (m manager) Poll(ctx context.Context, _ attach.Kind, call node.Call, handle string) (node.Work, error) {
 	op := "poll " + handle
 	return invoke(ctx, m.p, fabricCall("poll "+m.p.node, op, 50*time.Millisecond, 800*time.Millisecond), func() (node.Work, error) {
 		c := m.p.s.fabric
@@ -292,18 +436,26 @@ func (m manager) Poll(ctx context.Context, _ attach.Kind, _ node.Call, handle st
 			return node.Work{}, unreachable(op)
 		}
 		for _, j := range c.jobs {
-			switch {
-			case j.handle != handle:
-			case j.suspended:
-				return node.Work{Handle: handle, PollAfter: time.Second, Fault: &device.Fault{Class: device.FaultSuspended, Op: op, Message: "a person has to resume it"}}, nil
-			case !j.over:
-				return node.Work{Handle: handle, PollAfter: time.Second}, nil
-			default:
-				return node.Work{Fault: j.fault}, nil
+			if j.handle == handle {
+				return j.tells(call, op), nil
 			}
 		}
 		return node.Work{Fault: &device.Fault{Class: device.FaultUnknown, Op: op, Message: "no such job"}}, nil
 	})
+}
+
+// tells is what the manager says of the part that a call is about.
+func (j *job) tells(call node.Call, op string) node.Work {
+	p := j.part(call)
+	switch {
+	case p == nil:
+		return node.Work{Fault: &device.Fault{Class: device.FaultUnknown, Op: op, Message: "the job is about something else"}}
+	case p.over && (!j.whole || j.suspended || j.over()):
+		return node.Work{Fault: p.fault}
+	case j.suspended:
+		return node.Work{Handle: j.handle, PollAfter: time.Second, Fault: &device.Fault{Class: device.FaultSuspended, Op: op, Message: "a person has to resume it"}}
+	}
+	return node.Work{Handle: j.handle, PollAfter: time.Second}
 }
 
 func (c *chassis) attach(p *process, call node.Call, op string) error {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/cohdi/cohdi-agent/internal/claim"
 	"github.com/cohdi/cohdi-agent/internal/device"
+	"github.com/cohdi/cohdi-agent/internal/node"
 	"github.com/cohdi/cohdi-agent/internal/pool"
 )
 
@@ -346,6 +347,20 @@ func (s *Sim) asked(p *process, m device.Machine) {
 	})
 	if !stored {
 		s.breakIt("write-ahead", "%s asks the manager for a device, and no lease says so", p.name)
+	}
+}
+
+// askedAtOnce: one call takes several devices of one machine, as many as the manager takes.
+func (s *Sim) askedAtOnce(p *process, calls []node.Call) {
+	ids := map[string]bool{}
+	for _, call := range calls {
+		ids[call.Device] = true
+		if call.Machine != p.host.machine {
+			s.breakIt("batch", "%s has %s detached from %s beside its own", p.name, call.Device, call.Machine)
+		}
+	}
+	if most := s.manner.batch; len(ids) != len(calls) || len(calls) < 2 || len(calls) > most {
+		s.breakIt("batch", "%s asks for %d detaches of %d devices by one call, which takes 2 to %d", p.name, len(calls), len(ids), most)
 	}
 }
 

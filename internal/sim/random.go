@@ -29,6 +29,8 @@ type plan struct {
 	// models are those that Pods choose from, none if there is only one.
 	models   []string
 	coolDown time.Duration
+	// stories are those that its manager makes worth telling.
+	stories []choice
 }
 
 // RandomScript makes the script of a seed.
@@ -41,29 +43,35 @@ func RandomScript(seed uint64) Script {
 	if p.one(60) {
 		gpus += pool.SliceDevices // more than one slice holds
 	}
-	lines := []string{fmt.Sprintf("cluster seed=%d nodes=%d gpus=%d max=%d cooldown=%s", seed, p.nodes, gpus, p.r.IntN(3), p.coolDown)}
+	most, set := p.r.IntN(3), ""
 	if p.one(6) {
-		lines[0] += " min=1"
+		set += " min=1"
 	}
 	if p.one(3) {
-		lines[0] += " parallel"
+		set += " parallel"
 	}
 	if p.one(2) {
-		lines[0] += " manner=" + []string{"totals", "tasks", "jobs"}[p.r.IntN(3)]
+		manner := []string{"totals", "totals", "totals", "tasks", "tasks", "tasks", "jobs", "batch", "batch"}[p.r.IntN(9)]
+		set += " manner=" + manner
+		if manners()[manner].batch > 1 {
+			p.stories = []choice{{50, (*plan).backAtOnce}}
+			gpus, most = gpus+2, 0 // room for several on a node
+		}
 	}
 	if p.one(8) {
-		lines[0] += " adopt"
+		set += " adopt"
 	}
 	if p.one(12) {
-		lines[0] += fmt.Sprintf(" slots=%d", 1+p.r.IntN(3))
+		set += fmt.Sprintf(" slots=%d", 1+p.r.IntN(3))
 	}
 	if p.one(4) {
 		p.models = []string{string(gpuModel), string(otherModel)}
-		lines[0] += fmt.Sprintf(" %s=%d", otherModel, 1+p.r.IntN(2))
+		set += fmt.Sprintf(" %s=%d", otherModel, 1+p.r.IntN(2))
 		if p.one(3) {
-			lines[0] += " exclude"
+			set += " exclude"
 		}
 	}
+	lines := []string{fmt.Sprintf("cluster seed=%d nodes=%d gpus=%d max=%d cooldown=%s", seed, p.nodes, gpus, most, p.coolDown) + set}
 	if p.one(12) {
 		lines = append(lines, "foreign "+p.node())
 	}
@@ -72,7 +80,7 @@ func RandomScript(seed uint64) Script {
 	}
 	lines = append(lines, "run 50s")
 	for range 6 + p.r.IntN(30) {
-		lines = append(lines, p.choose(slices.Concat(choices(), stories())), "run "+p.pause())
+		lines = append(lines, p.choose(slices.Concat(choices(), stories(), p.stories)), "run "+p.pause())
 	}
 	script, err := ParseScript(strings.Join(lines, "\n"))
 	if err != nil {
@@ -315,4 +323,16 @@ func (p *plan) changedBefore() string {
 // keptBefore: the node is to keep a unit that a claim was just given on another.
 func (p *plan) keptBefore() string {
 	return "slow leader 10s\n" + p.newPod() + " node=" + p.node() + "\nconfig min=1\nrun " + p.upTo(2*time.Minute) + "\nconfig min=0"
+}
+
+// backAtOnce: several units of a node go back at the same moment, and something happens to their job, or amid it.
+func (p *plan) backAtOnce() string {
+	pod := p.newPod()
+	text := fmt.Sprintf("%s claims=%d\nrun until=runs most=3m\ndelete %s\nrun until=removed most=%s\n",
+		pod, 2+p.r.IntN(2), strings.Fields(pod)[1], p.coolDown+time.Minute)
+	if p.one(2) {
+		all := modes()
+		return text + "fault " + string(all[p.r.IntN(len(all))]) + " fabric detach"
+	}
+	return text + "run until=job- most=1m\nrun " + p.shortly() + "\n" + p.choose(choices())
 }

@@ -135,7 +135,8 @@ func verbs() map[string]verb {
 		"unlease": (*Sim).unlease, "down": (*Sim).managerDown, "lose": onNode((*Sim).loseCheckpoint), "show": (*Sim).show,
 		"busy": (*Sim).managerBusy, "reclaim": onNode((*Sim).reclaim), "unnamed": (*Sim).unnamed, "config": (*Sim).configure,
 		"unmodel": forAWhile((*Sim).unmodel), "damage": (*Sim).damage, "restart": forAWhile((*Sim).restartKubelet), "calm": (*Sim).calmCommand,
-		"unsee": onNode((*Sim).unsee), "intrude": onNode((*Sim).intrude), "close": onNode((*Sim).closeAll), "kill": onNode((*Sim).kill), "suspend": (*Sim).suspend, "restart-manager": func(s *Sim, _ []string) error { s.restartManager(); return nil },
+		"unsee": onNode((*Sim).unsee), "intrude": onNode((*Sim).intrude), "close": onNode((*Sim).closeAll), "kill": onNode((*Sim).kill), "suspend": (*Sim).suspend,
+		"refuse": (*Sim).refuse, "restart-manager": func(s *Sim, _ []string) error { s.restartManager(); return nil },
 	}
 }
 

@@ -69,6 +69,8 @@ func TestSeeds(t *testing.T) {
 func (c *Counts) add(o Counts) {
 	c.Steps += o.Steps
 	c.Calls += o.Calls
+	c.Jobs += o.Jobs
+	c.Parts += o.Parts
 	c.Pods += o.Pods
 	c.Served += o.Served
 	for k, n := range o.Faults {
@@ -84,7 +86,8 @@ func (c *Counts) add(o Counts) {
 
 func summary(seeds int, c Counts) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%d seeds, %d steps, %d calls, %d Pods, %d of them ran\nfaults by kind:", seeds, c.Steps, c.Calls, c.Pods, c.Served)
+	fmt.Fprintf(&b, "%d seeds, %d steps, %d calls, %d Pods, %d of them ran, %d devices were detached by %d jobs of several\nfaults by kind:",
+		seeds, c.Steps, c.Calls, c.Pods, c.Served, c.Parts, c.Jobs)
 	for _, k := range slices.Sorted(maps.Keys(c.Faults)) {
 		fmt.Fprintf(&b, "\n  %-26s %d", k, c.Faults[k])
 	}

@@ -54,7 +54,7 @@ func TestParseScript(t *testing.T) {
 
 // TestBadCommand: a command that cannot be carried out is an error, not a run without it.
 func TestBadCommand(t *testing.T) {
-	for _, bad := range []string{"run", "run x", "pod", "delete", "fault lost", "fault never fabric", "crash n9", "slow n1", "pause n1 x", "steal 1", "down"} {
+	for _, bad := range []string{"run", "run x", "pod", "delete", "fault lost", "fault never fabric", "crash n9", "slow n1", "pause n1 x", "steal 1", "down", "refuse"} {
 		script, err := ParseScript("cluster nodes=1\n" + bad + "\n")
 		if err != nil {
 			t.Fatal(err)
