@@ -547,6 +547,13 @@ func (o *Observation) unlisted() *Function {
 	return nil
 }
 
+// strange: a driver has the function and NVML does not show it, and this process, which did not drain it, has not asked
+// yet.
+func (o *Observation) strange(f *Function) bool {
+	return f.Driver != "" && o.Tried[Discover].At.IsZero() && o.Tried[Drain].At.IsZero() &&
+		!slices.ContainsFunc(o.NVML, func(g GPU) bool { return g.Address == f.Address })
+}
+
 // newcomer is the one function that came to the bus since the call was prepared and that NVML does not
 // show; nil if there is none, or several, or it is not known what was there before.
 func (o *Observation) newcomer() *Function {

@@ -300,6 +300,9 @@ func releasing() []rule {
 		{"still prepared", (*Observation).prepared, (*Observation).tellPrepared, "A container may use it, even where the bus does not show it; the lease says so, since how long that takes, as with an administrator's claim, nobody knows."},
 		{"known by its address, look", func(o *Observation) bool { return o.nameless() && !o.Fresh && o.Lease.FabricDevice != "" }, (*Observation).list, "Something else may have come to its address since; it is there only if the manager lists it."},
 		{"drained by a former run", onBus(func(o *Observation) bool { return o.blind() && o.due(Undrain) }), (*Observation).undrainBlind, "The driver hides a drained GPU's identity from a new process; undrained it is seen again."},
+		{"known by its address, ask the driver", func(o *Observation) bool { return o.nameless() && o.strange(o.function()) }, func(o *Observation) Decision {
+			return o.do(Discover, "something is at %s, where %s was, and the driver does not say what", o.function().Address, o.Lease.UUID)
+		}, "A former run may have taken it off the bus, and another device may have come to its address since."},
 		{"who has it open", onBus(func(o *Observation) bool { return !drained(o) && o.scanDue(o.Settings.Look) }), (*Observation).findHolders, "A device that somebody has open is never drained."},
 		{"held", onBus(func(o *Observation) bool { return !drained(o) && o.held() }), (*Observation).tellHolders, "It stays until the process ends; the lease names who."},
 		{"let go", func(o *Observation) bool {

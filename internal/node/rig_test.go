@@ -30,7 +30,7 @@ var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 func settings() attach.Settings {
 	return attach.Settings{
 		Deadline: 4 * time.Minute, MaxCall: 30 * time.Second, Settle: time.Minute, Look: 5 * time.Second, Appear: 3 * time.Second,
-		Retry: time.Second, Busy: 5 * time.Second, Hold: 10 * time.Second, Resync: time.Hour, RetryAfter: 5 * time.Minute,
+		Retry: time.Second, Busy: 5 * time.Second, Hold: 10 * time.Second, Resync: 24 * time.Hour, RetryAfter: 5 * time.Minute,
 	}
 }
 
@@ -637,7 +637,7 @@ func (r *rig) settle(t *testing.T, l *Loop) {
 		case r.dead:
 			return
 		case len(r.acted) > n:
-		case wake.IsZero():
+		case wake.IsZero() || wake.After(r.clock.Now().Add(settings().Resync/2)): // only what is idle is looked at, now and then
 			return
 		case wake.After(r.clock.Now()):
 			r.finish()
