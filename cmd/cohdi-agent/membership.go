@@ -505,8 +505,9 @@ func loginFault(status int) *device.Fault {
 
 // faultReason is the word for a failure of the manager.
 func faultReason(err error) string {
-	if f, ok := errors.AsType[*device.Fault](err); ok {
-		return string(f.Class)
+	f, ok := errors.AsType[*device.Fault](err)
+	if !ok || f.Class == device.FaultUnknown { // what became of a look is of no interest, but that it failed
+		return "ManagerError"
 	}
-	return "Failed"
+	return string(f.Class)
 }

@@ -154,7 +154,7 @@ func (o *observer) Stored(_ context.Context, before, after device.Lease) {
 	o.onEvents(func(e *nodestatus.Events) { e.Stored(before, after) })
 	o.stages.stored(before, after, o.clock.Now())
 	if after.Phase == device.Failed && before.Phase != device.Failed {
-		o.metrics.Failed("AttachFailed")
+		o.metrics.Failed(failedAs(before, after))
 	}
 	if before.Phase == after.Phase && before.Idle() == after.Idle() && before.HeldBy == after.HeldBy && before.Failure.Message == after.Failure.Message {
 		return
@@ -169,6 +169,17 @@ func (o *observer) Stored(_ context.Context, before, after device.Lease) {
 	default:
 		log.Info("Unit", said("device", after.FabricDevice, "pci", after.PCI, "uuid", after.UUID, "idle", after.Idle())...)
 	}
+}
+
+// failedAs is the word, in the metric of errors, for what became of a unit: what was attached once is no failed attach.
+func failedAs(before, after device.Lease) string {
+	switch {
+	case before.Phase != device.Attached:
+		return "AttachFailed"
+	case after.Failure.Reason == "Vanished":
+		return "GPULost"
+	}
+	return "GPUUnhealthy"
 }
 
 // Deleted implements node.Observer.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -180,6 +181,26 @@ func TestRefusedTellsPods(t *testing.T) {
 }
 
 // One and the same failure is told and counted once a minute, with how often it happened; what is new is told at once.
+// TestFailedAs: what was attached once and fails later is not counted as a failed attach.
+func TestFailedAs(t *testing.T) {
+	for _, tc := range []struct {
+		before device.Phase
+		reason string
+		want   string
+	}{
+		{device.Attaching, "NoCapacity", "AttachFailed"},
+		{device.Attaching, "DeviceCritical", "AttachFailed"},
+		{device.Attached, "Vanished", "GPULost"},
+		{device.Attached, "DeviceCritical", "GPUUnhealthy"},
+		{device.Attached, "NotUsable", "GPUUnhealthy"},
+	} {
+		after := device.Lease{Phase: device.Failed, Failure: device.Failure{Reason: tc.reason}}
+		if got := failedAs(device.Lease{Phase: tc.before}, after); got != tc.want || !slices.Contains(metrics.Reasons(), got) {
+			t.Errorf("%s, %s: %s, want %s", tc.before, tc.reason, got, tc.want)
+		}
+	}
+}
+
 func TestActedTellsARepeatedFailureOnce(t *testing.T) {
 	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
 	clk := clocktesting.NewFakePassiveClock(time.Unix(0, 0))

@@ -71,7 +71,7 @@ func (a *agent) nodeStatus() node.Status {
 	loop := m.loop
 	m.mu.Unlock()
 	found, _ := m.whose()
-	s := node.Status{GPUs: found.GPUs, Foreign: found.Foreign, Trouble: found.Trouble}
+	s := node.Status{Node: a.o.node, GPUs: found.GPUs, Foreign: found.Foreign, Trouble: found.Trouble}
 	if loop != nil {
 		s.Units = loop.Status()
 	}

@@ -39,7 +39,7 @@ func withDevice(f *pflag.FlagSet) work {
 	health := f.String("health", "", "OK, Warning, Critical or Unknown")
 	op := f.String("op-status", "", "raw value of res_op_status")
 	serial := f.String("serial", "", "serial number that the fabric manager tells")
-	failAttach := f.String("fail-attach", "", "its next attach fails, for this reason; empty takes that back")
+	failAttach := f.String("fail-attach", "", "its next attach fails, for this reason, where the manager is cm; empty takes that back")
 	failDetach := f.String("fail-detach", "", "its next detach fails, for this reason; empty takes that back")
 	xid := f.Uint64("xid", 0, "the driver of its machine reports this XID error")
 	machine := f.String("machine", "", "with buildIn: the machine")

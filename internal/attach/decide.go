@@ -312,7 +312,7 @@ func (o *Observation) failLate() Decision {
 }
 
 func (o *Observation) failCritical() Decision {
-	return o.fail("DeviceCritical", device.BlameUnit, "the fabric manager reports %s as critical (%s); it stays attached, out of use",
+	return o.fail("DeviceCritical", device.BlameUnit, "the fabric manager reports %s as critical (%s); it stays attached, out of use, until it is tried again",
 		o.Lease.FabricDevice, o.onFabric().HealthText)
 }
 

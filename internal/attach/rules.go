@@ -191,15 +191,21 @@ func appearing() []rule {
 
 // Attached: the device can be used here. It serves its claim, or becomes idle.
 func attached() []rule {
-	unseen := func(f func(*Observation) bool) func(*Observation) bool {
-		return func(o *Observation) bool { return o.usable(o.Lease.UUID) == nil && f(o) }
-	}
-	return []rule{
+	return slices.Concat([]rule{
 		{"moved", func(o *Observation) bool { return o.moved() != nil }, func(o *Observation) Decision {
 			d := o.store("%s is now at %s", o.Lease.UUID, o.moved().Address)
 			d.Lease.PCI = o.moved().Address
 			return d
 		}, "Addresses change, as after a restart of the node; the identity does not."},
+	}, lost(), inUse())
+}
+
+// lost: the driver does not show it. It may come back by itself, or be gone.
+func lost() []rule {
+	unseen := func(f func(*Observation) bool) func(*Observation) bool {
+		return func(o *Observation) bool { return o.usable(o.Lease.UUID) == nil && f(o) }
+	}
+	return []rule{
 		{"unseen, look", unseen(func(o *Observation) bool { return !o.Fresh && o.listDue() }), (*Observation).list, "The manager says whether it is gone or only out of sight."},
 		{"taken away", unseen(func(o *Observation) bool { return o.Fresh && o.onFabric() == nil }), func(o *Observation) Decision {
 			return o.fail("Vanished", device.BlameUnit, "%s is gone from %s, and the fabric manager no longer lists it on this machine",
@@ -224,6 +230,12 @@ func attached() []rule {
 		{"unusable", unseen(always), func(o *Observation) Decision {
 			return o.waitUntil(o.Now.Add(o.unseenPause()), "%s cannot be used: %s", o.Lease.UUID, o.unseen())
 		}, "It may come back by itself; meanwhile the reason stands here."},
+	}
+}
+
+// inUse: the driver shows it.
+func inUse() []rule {
+	return []rule{
 		{"drained by mistake", func(o *Observation) bool { return o.usable(o.Lease.UUID).Draining && o.due(Undrain) }, func(o *Observation) Decision {
 			return o.do(Undrain, "it was called back and is wanted again")
 		}, "A release was begun and called back."},

@@ -504,6 +504,7 @@ var table = map[device.Phase][]row{
 		{situation: "idle, the manager calls it critical", mods: with(idle, critical), rule: "idle and critical", want: Store, check: failed1("DeviceCritical", device.BlameUnit)},
 		{situation: "idle, it was critical when the list was read long ago", mods: with(idle, critical, stale), rule: "idle", want: Wait, wake: 20*time.Minute - time.Second},
 		{situation: "idle, and shown no more", mods: with(idle, unseen, tried(Discover, time.Second, nil)), rule: "idle and not seen", want: Store, check: func(t *testing.T, d Decision) {
+			t.Helper()
 			if d.Lease.Phase != device.Attached || d.Lease.Idle() {
 				t.Errorf("lease %+v", d.Lease)
 			}
@@ -550,6 +551,7 @@ var table = map[device.Phase][]row{
 		{situation: "nobody has it", rule: "drain", want: Drain},
 		{situation: "not looked for holders yet", mods: with(scanned(time.Minute)), rule: "who has it open", want: FindHolders},
 		{situation: "a process had it open", mods: with(scanned(time.Second), wasHeld), rule: "let go", want: Store, check: func(t *testing.T, d Decision) {
+			t.Helper()
 			if d.Lease.HeldBy != "" || d.Lease.Phase != device.Releasing {
 				t.Errorf("lease %+v", d.Lease)
 			}

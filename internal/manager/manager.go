@@ -49,8 +49,10 @@ func (m *Manager) Close(ctx context.Context) error { return m.o.Client.Close(ctx
 
 // Watcher is the manager as one that tells of changes, nil if it does not.
 func (m *Manager) Watcher() fabric.Watcher {
-	w, _ := m.o.Client.(fabric.Watcher)
-	return w
+	if w, can := m.o.Client.(fabric.Watcher); can {
+		return w
+	}
+	return nil
 }
 
 // Trouble returns why the manager cannot be worked with, nil if the last call went well; asked is false

@@ -53,7 +53,7 @@ func (m *Manager) NodeConfig(t Times) node.Config {
 	}
 }
 
-// Queues: one call occupies more than the machine that it is for, so that nodes take turns.
+// Queues tells whether one call occupies more than the machine that it is for, so that nodes take turns.
 func (m *Manager) Queues() bool {
 	e := m.Capabilities().Exclusion
 	return e == fabric.ExclusionGlobal || e == fabric.ExclusionFabric
@@ -67,7 +67,7 @@ func (m *Manager) patience() time.Duration {
 	return 0
 }
 
-// Addressable: the manager lists what is free, and takes the very device that is asked for.
+// Addressable tells whether the manager lists what is free, and takes the very device that is asked for.
 func (m *Manager) Addressable() bool {
 	can := m.Capabilities()
 	return can.AddressableAttach && can.Free == fabric.FreeList

@@ -128,7 +128,7 @@ func New(b Build, driverStates []string) *Metrics {
 		detach:   histogram("detach_duration_seconds", "Time to bring a unit back to the pool, by stage.", "fabric", "stage"),
 		request:  histogram("fabric_request_duration_seconds", "Time of calls to the fabric manager.", "fabric", "operation"),
 		prepare:  histogram("prepare_duration_seconds", "Time of the kubelet's calls for one claim.", "operation"),
-		units:    gauge("units", "Units that this node holds, by phase of their device lease.", "fabric", "model", "phase"),
+		units:    gauge("units", "Units that this node holds, by phase of their device lease; Idle are those attached that nobody uses.", "fabric", "model", "phase"),
 		free:     gauge("fabric_free_units", "Units that the fabric manager says are free; reported by the leader.", "fabric", "model"),
 		foreign:  gauge("fabric_foreign_devices", "Devices attached to this fabric's nodes that no device lease names; reported by the leader.", "fabric"),
 		lacking:  gauge("fabric_lacking_units", "Units that nodes lack of the least number that each should have attached; reported by the leader.", "fabric", "model"),
@@ -210,6 +210,7 @@ func (m *Metrics) start(f device.FabricID) {
 		for _, p := range device.Phases() {
 			m.units.WithLabelValues(string(f), string(model), string(p))
 		}
+		m.units.WithLabelValues(string(f), string(model), phaseIdle)
 	}
 }
 
@@ -265,6 +266,9 @@ func (m *Metrics) Unprepared(took time.Duration) {
 // SetPrepared says how many claims are prepared.
 func (m *Metrics) SetPrepared(claims int) { m.prepared.Set(float64(claims)) }
 
+// phaseIdle stands for Attached where nobody uses the unit.
+const phaseIdle = "Idle"
+
 // SetUnits takes this node's device leases.
 func (m *Metrics) SetUnits(leases []device.Lease) {
 	m.mu.Lock()
@@ -276,11 +280,15 @@ func (m *Metrics) SetUnits(leases []device.Lease) {
 			for _, p := range device.Phases() {
 				count[key{string(f), string(model), string(p)}] = 0
 			}
+			count[key{string(f), string(model), phaseIdle}] = 0
 		}
 	}
 	for _, l := range leases {
 		phase := Other
-		if l.Phase.Known() {
+		switch {
+		case l.Idle():
+			phase = phaseIdle
+		case l.Phase.Known():
 			phase = string(l.Phase)
 		}
 		count[key{knownOf(l.Fabric, m.fabrics), knownOf(l.Model, m.models), phase}]++

@@ -46,6 +46,7 @@ func TestSeriesExistFromTheStart(t *testing.T) {
 		`units{fabric="f1",model="a100",phase="Attached"} 0`,
 		`units{fabric="f1",model="a100",phase="Attaching"} 0`,
 		`units{fabric="f1",model="a100",phase="Failed"} 0`,
+		`units{fabric="f1",model="a100",phase="Idle"} 0`,
 		`units{fabric="f1",model="a100",phase="Releasing"} 0`,
 	}
 	if diff := cmp.Diff(want, scrape(t, m, "units")); diff != "" {
@@ -101,11 +102,12 @@ func TestUnits(t *testing.T) {
 	m.SetUnits([]device.Lease{
 		{Fabric: "f1", Model: "a100", Phase: device.Attached},
 		{Fabric: "f1", Model: "a100", Phase: device.Attached},
+		{Fabric: "f1", Model: "a100", Phase: device.Attached, IdleSince: time.Unix(1000, 0)},
 		{Fabric: "f1", Model: "gone", Phase: "Levitating"},
 	})
 	got := strings.Join(scrape(t, m, "units"), "\n")
 	for _, want := range []string{
-		`units{fabric="f1",model="a100",phase="Attached"} 2`, `units{fabric="f1",model="Other",phase="Other"} 1`,
+		`units{fabric="f1",model="a100",phase="Attached"} 2`, `units{fabric="f1",model="a100",phase="Idle"} 1`, `units{fabric="f1",model="Other",phase="Other"} 1`,
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %s in\n%s", want, got)
@@ -157,7 +159,7 @@ func TestConfigureForgets(t *testing.T) {
 			t.Errorf("left over: %s", line)
 		}
 	}
-	if got := scrape(t, m, `units{fabric="f2",model="h100"`); len(got) != len(device.Phases()) {
+	if got := scrape(t, m, `units{fabric="f2",model="h100"`); len(got) != len(device.Phases())+1 {
 		t.Errorf("new series: %v", got)
 	}
 }

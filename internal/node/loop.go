@@ -106,6 +106,8 @@ type UnitStatus struct {
 
 // Status is what `cohdi-agent status` shows of one node.
 type Status struct {
+	// Node is whose this is, "" of an agent before this release.
+	Node  string `json:",omitempty"`
 	Units []UnitStatus
 	// GPUs are all on the bus and whose they are; Foreign the devices that the fabric lists on this machine and
 	// that nobody of ours attached.

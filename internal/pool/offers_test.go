@@ -63,7 +63,7 @@ func TestTaints(t *testing.T) {
 		{"cooled down", with(leased("a100-0", device.Attached, idle(time.Hour))), "NoSchedule Releasing", "", here},
 		{"on its way back", with(leased("a100-0", device.Releasing)), "NoSchedule Releasing", "", here},
 		{"on its way back, held", with(leased("a100-0", device.Releasing, func(l *device.Lease) { l.HeldBy = "python (7)" })), "NoSchedule Releasing", "NoSchedule NotFreeYet", here},
-		{"on its way back for long", with(leased("a100-0", device.Releasing, since(5*time.Minute))), "NoSchedule Releasing", "NoSchedule NotFreeYet", here},
+		{"on its way back for long", with(leased("a100-0", device.Releasing, tooLong)), "NoSchedule Releasing", "NoSchedule NotFreeYet", here},
 		{"held on its way back, and given to a claim", with(leased("a100-0", device.Releasing, held, serving("c", "a100-0")), demand("c", "n1", "a100-0")), "NoSchedule InUse", "NoSchedule NotFreeYet", here},
 		{"on its way back, agent away", with(leased("a100-0", device.Releasing), node("n1", agentAway(time.Hour))), "NoSchedule Releasing", "NoSchedule AgentAway", here},
 		{"failed", with(leased("a100-0", device.Failed, failed("Rejected", device.BlameUnit))), "NoSchedule Rejected", "NoSchedule Rejected", nowhere},

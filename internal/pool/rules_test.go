@@ -116,9 +116,7 @@ func waiting(claim, at string) func(*device.Lease) {
 	}
 }
 
-func since(d time.Duration) func(*device.Lease) {
-	return func(l *device.Lease) { l.ChangedAt = ago(d) }
-}
+func tooLong(l *device.Lease)      { l.ChangedAt = ago(lateAfter + time.Minute) }
 func deleting(l *device.Lease)     { l.Deleting = true }
 func noted(l *device.Lease)        { l.PreparedFor = []string{"uid-x"} }
 func held(l *device.Lease)         { l.HeldBy = "python (7)" }
@@ -396,16 +394,16 @@ var table = []row{
 	{"held open, wanted elsewhere for long, entry not tainted yet", with(leased("a100-0", device.Attached, held), demand("c", "n2", "a100-0", allocated("2026-01-02T03:00:00Z"))), "wanted, does not become free", outcome{Notes: 1}},
 	{"held open, wanted elsewhere for long", with(leased("a100-0", device.Attached, held), demand("c", "n2", "a100-0", allocated("2026-01-02T03:00:00Z")), tainted("a100-0", 0)), "wanted, does not become free", outcome{Refusals: []string{"InUse: c/a100-0"}}},
 	{"held open on its way back, wanted elsewhere for long", with(leased("a100-0", device.Releasing, held), demand("c", "n2", "a100-0", allocated("2026-01-02T03:00:00Z")), tainted("a100-0", 0)), "wanted, does not become free", outcome{Refusals: []string{"InUse: c/a100-0"}}},
-	{"long on its way back, wanted elsewhere just now", with(leased("a100-0", device.Releasing, since(5*time.Minute)), demand("c", "n2", "a100-0")), "wanted, on its way", outcome{Notes: 1}},
-	{"long on its way back, wanted elsewhere for long, entry not tainted yet", with(leased("a100-0", device.Releasing, since(5*time.Minute)), demand("c", "n2", "a100-0", allocated("2026-01-02T03:00:00Z"))), "wanted, does not become free", outcome{Notes: 1}},
-	{"long on its way back, wanted elsewhere for long", with(leased("a100-0", device.Releasing, since(5*time.Minute)), demand("c", "n2", "a100-0", allocated("2026-01-02T03:00:00Z")), tainted("a100-0", 0)), "wanted, does not become free", outcome{Refusals: []string{"NotFreeYet: c/a100-0"}}},
-	{"long on its way back, the Node was made anew since, wanted there for long", with(leased("a100-0", device.Releasing, otherUID, since(5*time.Minute)), demand("c", "n1", "a100-0", allocated("2026-01-02T03:00:00Z")), tainted("a100-0", 0)), "wanted, does not become free", outcome{Refusals: []string{"NotFreeYet: c/a100-0"}}},
-	{"long attaching for nobody, wanted elsewhere for long", with(leased("a100-0", device.Attaching, since(5*time.Minute)), demand("c", "n2", "a100-0", allocated("2026-01-02T03:00:00Z")), tainted("a100-0", 0)), "wanted, does not become free", outcome{Refusals: []string{"NotFreeYet: c/a100-0"}}},
+	{"long on its way back, wanted elsewhere just now", with(leased("a100-0", device.Releasing, tooLong), demand("c", "n2", "a100-0")), "wanted, on its way", outcome{Notes: 1}},
+	{"long on its way back, wanted elsewhere for long, entry not tainted yet", with(leased("a100-0", device.Releasing, tooLong), demand("c", "n2", "a100-0", allocated("2026-01-02T03:00:00Z"))), "wanted, does not become free", outcome{Notes: 1}},
+	{"long on its way back, wanted elsewhere for long", with(leased("a100-0", device.Releasing, tooLong), demand("c", "n2", "a100-0", allocated("2026-01-02T03:00:00Z")), tainted("a100-0", 0)), "wanted, does not become free", outcome{Refusals: []string{"NotFreeYet: c/a100-0"}}},
+	{"long on its way back, the Node was made anew since, wanted there for long", with(leased("a100-0", device.Releasing, otherUID, tooLong), demand("c", "n1", "a100-0", allocated("2026-01-02T03:00:00Z")), tainted("a100-0", 0)), "wanted, does not become free", outcome{Refusals: []string{"NotFreeYet: c/a100-0"}}},
+	{"long attaching for nobody, wanted elsewhere for long", with(leased("a100-0", device.Attaching, tooLong), demand("c", "n2", "a100-0", allocated("2026-01-02T03:00:00Z")), tainted("a100-0", 0)), "wanted, does not become free", outcome{Refusals: []string{"NotFreeYet: c/a100-0"}}},
 	{"on its way back for a short time, wanted elsewhere for long", with(leased("a100-0", device.Releasing), demand("c", "n2", "a100-0", allocated("2026-01-02T03:00:00Z"))), "wanted, on its way", outcome{Notes: 1}},
 	{"failed before, held open on its way back, given to a claim just now", with(leased("a100-0", device.Releasing, held, serving("c", "a100-0")), demand("c", "n1", "a100-0")), "serving", outcome{}},
 	{"failed before, held open on its way back, its claim has waited for long, entry not tainted yet", with(leased("a100-0", device.Releasing, held, waiting("c", "2026-01-02T03:00:00Z")), demand("c", "n1", "a100-0", allocated("2026-01-02T03:00:00Z"))), "serving, does not become free", outcome{Notes: 1}},
 	{"failed before, held open on its way back, its claim has waited for long", with(leased("a100-0", device.Releasing, held, waiting("c", "2026-01-02T03:00:00Z")), demand("c", "n1", "a100-0", allocated("2026-01-02T03:00:00Z")), tainted("a100-0", 0)), "serving, does not become free", outcome{Refusals: []string{"InUse: c/a100-0"}}},
-	{"long on its way back, its claim has waited for long", with(leased("a100-0", device.Releasing, since(5*time.Minute), waiting("c", "2026-01-02T03:00:00Z")), demand("c", "n1", "a100-0", allocated("2026-01-02T03:00:00Z")), tainted("a100-0", 0)), "serving, does not become free", outcome{Refusals: []string{"NotFreeYet: c/a100-0"}}},
+	{"long on its way back, its claim has waited for long", with(leased("a100-0", device.Releasing, tooLong, waiting("c", "2026-01-02T03:00:00Z")), demand("c", "n1", "a100-0", allocated("2026-01-02T03:00:00Z")), tainted("a100-0", 0)), "serving, does not become free", outcome{Refusals: []string{"NotFreeYet: c/a100-0"}}},
 	{"idle, just prepared by its ready entry, wanted elsewhere", with(leased("a100-0", device.Attached, idle(time.Minute), noted), demand("c", "n2", "a100-0")), "wanted, on its way", outcome{Notes: 1}},
 	{"on its way back, wanted elsewhere", with(leased("a100-0", device.Releasing), demand("c", "n2", "a100-0")), "wanted, on its way", outcome{Notes: 1}},
 	{"lease deleted by a person, wanted here", with(leased("a100-0", device.Attached, idle(time.Minute), deleting), demand("c", "n1", "a100-0")), "wanted, on its way", outcome{Notes: 1}},

@@ -197,7 +197,7 @@ The cluster stays. Try:
   kubectl exec -n %[3]s first -- ls -l /dev
   kubectl describe node n1
   kubectl exec -n cohdi-system ds/cohdi-agent -- cohdi-agent status --all
-  kubectl logs -n cohdi-system -l app.kubernetes.io/name=cohdi-agent --prefix
+  kubectl logs -n cohdi-system -l app.kubernetes.io/name=cohdi-agent --prefix --tail=-1
   cohdi-sim ctl status       # and cohdi-sim ctl --help
   make cluster-down          # takes it down
 `, d.cluster.AdminConfig(), d.cluster.Bin, namespace)

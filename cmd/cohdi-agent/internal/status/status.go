@@ -51,6 +51,11 @@ func Ask(ctx context.Context, client *http.Client, url string) (node.Status, err
 
 // WriteNode prints a table of one node's units, and one of its other GPUs.
 func WriteNode(w io.Writer, s node.Status, now time.Time) error {
+	if s.Node != "" {
+		if _, err := fmt.Fprintf(w, "Node %s\n\n", s.Node); err != nil {
+			return err
+		}
+	}
 	if err := writeUnits(w, s.Units, now); err != nil {
 		return err
 	}
@@ -88,7 +93,7 @@ func WriteNode(w io.Writer, s node.Status, now time.Time) error {
 
 func writeUnits(w io.Writer, units []node.UnitStatus, now time.Time) error {
 	if len(units) == 0 {
-		_, err := fmt.Fprintln(w, "No unit of a fabric is attached to this node or on its way.")
+		_, err := fmt.Fprintln(w, "The node holds no unit of a fabric.")
 		return err
 	}
 	t := newTable(w, "UNIT", "PHASE", "SINCE", "CLAIM", "PCI ADDRESS", "UUID", "NOW")

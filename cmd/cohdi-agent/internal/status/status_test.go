@@ -75,7 +75,7 @@ func TestWriteNode(t *testing.T) {
 		of   node.Status
 		want string
 	}{
-		{"nothing", node.Status{}, "No unit of a fabric is attached to this node or on its way.\n"},
+		{"nothing", node.Status{Node: "n1"}, "Node n1\n\nThe node holds no unit of a fabric.\n"},
 		{"some", node.Status{Units: units(t)}, strings.TrimPrefix(`
 UNIT    PHASE           SINCE  CLAIM            PCI ADDRESS   UUID                                      NOW
 a100-0  Attached        90s    team/pod-gpu-x7  0000:3b:00.0  GPU-1b7e8d9c-0000-4000-8000-00000000abcd  in use
@@ -84,7 +84,7 @@ l40s-0  Attached, idle  3m00s  -                -             -                 
 l40s-1  Releasing       0s     -                -             -                                         has the driver let go of it: nobody uses it
 `, "\n")},
 		{"others", others(t), strings.TrimPrefix(`
-No unit of a fabric is attached to this node or on its way.
+The node holds no unit of a fabric.
 
 GPU                    PCI ADDRESS   UUID                                      IS            BECAUSE
 NVIDIA H100            0000:17:00.0  GPU-1b7e8d9c-0000-4000-8000-00000000abcd  built-in      the fabric manager does not list it

@@ -84,7 +84,7 @@ func Run(ctx context.Context, o Options) error {
 			return err
 		}
 	}
-	u.say("Done. Now run: kubectl delete --ignore-not-found -f deploy/daemonset.yaml -f deploy/extended-resource.yaml -f deploy/prefer-idle.yaml")
+	u.say("Done. Now run: kubectl delete --ignore-not-found -f deploy/daemonset.yaml -f deploy/extended-resource.yaml -f deploy/prefer-idle.yaml -f deploy/metal3.yaml")
 	return nil
 }
 

@@ -138,7 +138,7 @@ Waiting until device-0-a100-0 is given back by node n1 (Attached, held open by n
 No unit is out of the pool. Stopping the agents.
 Cleared 3 labels and 1 conditions of Node n1.
 Withdrew 1 ResourceSlices.
-Done. Now run: kubectl delete --ignore-not-found -f deploy/daemonset.yaml -f deploy/extended-resource.yaml -f deploy/prefer-idle.yaml
+Done. Now run: kubectl delete --ignore-not-found -f deploy/daemonset.yaml -f deploy/extended-resource.yaml -f deploy/prefer-idle.yaml -f deploy/metal3.yaml
 `
 		if diff := cmp.Diff(want, out.String()); diff != "" {
 			t.Errorf("output (-want +got):\n%s", diff)
