@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -36,6 +37,7 @@ func (m *membership) nodeConfig(at seat, f config.Fabric) node.Config {
 		AttachDeadline: m.cfg.Timings.AttachDeadline, RetryAfter: m.cfg.Timings.RetryAfter, CallTimeout: f.CallTimeout, Settle: f.Settle,
 		Resync: m.cfg.Timings.NodeList,
 	})
+	c.Settings.Busy += rand.N(c.Settings.Busy / 4) //nolint:gosec // jitter: nodes that were refused together ask again one by one
 	c.Node, c.Machine, c.Fabric = m.a.o.node, at.machine, f.ID
 	c.Leases, c.Claims, c.Prepared = allLeases{m.a.leases}, claim.New(claim.Options{Client: m.a.client, Clock: m.a.clock}), m.a.machine
 	c.Host, c.Observer, c.Clock = m.a.machine, m.a.obs, m.a.clock

@@ -180,8 +180,6 @@ type Capabilities struct {
 	Exclusion    Exclusion
 	// Identity: the list holds what the node can match (GPU UUID).
 	Identity bool
-	// Cancel: a pending operation can be called off. No manager that is built can.
-	Cancel bool
 	// Limits: the manager says how many devices a machine must and may have; it is a Limiter.
 	Limits bool
 	// Batch is how many devices of a machine one call may detach; where it is more than one, the manager is a Batcher. An

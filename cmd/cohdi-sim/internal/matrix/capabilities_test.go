@@ -69,7 +69,7 @@ func capabilities(t *testing.T) string {
 		}},
 		{"it says which GPU a device is", func(c fabric.Capabilities) string { return yes(c.Identity) }},
 		{"limits of a machine", func(c fabric.Capabilities) string { return yes(c.Limits) }},
-		{"work can be called off", func(c fabric.Capabilities) string { return yes(c.Cancel) }},
+		{"it tells of changes", func(c fabric.Capabilities) string { return yes(c.Events) }},
 		{"one changing call may take", func(c fabric.Capabilities) string { return c.MaxCall.String() }},
 		{"its list lags behind by up to", func(c fabric.Capabilities) string { return c.Settle.String() }},
 	} {
